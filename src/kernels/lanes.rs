@@ -1,0 +1,60 @@
+//! Sixteen f32 lanes: the one vector type that every kernel is written over, so that all instruction sets give one
+//! set of bits. A backend (`scalar`, `avx2`, `avx512`, `neon`) implements [`Lanes`]; algorithms are generic over it.
+
+/// Lanes of the canonical order: partial sum i of a dot product takes columns i, i+16, i+32, …
+pub const LANES: usize = 16;
+
+/// Sixteen f32 values and the exact operations on them. Every method is one IEEE-754 operation a lane (round to
+/// nearest even, subnormals kept), so two backends cannot differ.
+///
+/// # Safety
+/// Implementations may use instructions that the running CPU lacks: methods are called only from code reached through
+/// a [`super::Kernels`] table, which is handed out after detection. Pointers must be valid for the lanes named.
+pub(super) unsafe trait Lanes: Copy {
+    /// All lanes `value`.
+    unsafe fn splat(value: f32) -> Self;
+    /// Sixteen floats from `p`, unaligned.
+    unsafe fn load(p: *const f32) -> Self;
+    /// The first `n` < 16 floats from `p`; other lanes +0.0. Reads no byte beyond them.
+    unsafe fn load_part(p: *const f32, n: usize) -> Self;
+    /// Sixteen bfloat16 from `p` (unaligned), widened.
+    unsafe fn load_bf16(p: *const u8) -> Self;
+    /// The first `n` < 16 bfloat16 from `p`, widened; other lanes +0.0. Reads no byte beyond them.
+    unsafe fn load_bf16_part(p: *const u8, n: usize) -> Self;
+    /// Sixteen MXFP4 codes (8 bytes from `p`, low nibble first) as code value × `scale`.
+    unsafe fn load_mxfp4(p: *const u8, scale: f32) -> Self;
+    /// All sixteen lanes to `p`, unaligned.
+    unsafe fn store(self, p: *mut f32);
+    /// The first `n` < 16 lanes to `p`.
+    unsafe fn store_part(self, p: *mut f32, n: usize);
+    /// self + b.
+    unsafe fn add(self, b: Self) -> Self;
+    /// self − b.
+    unsafe fn sub(self, b: Self) -> Self;
+    /// self · b.
+    unsafe fn mul(self, b: Self) -> Self;
+    /// self / b.
+    unsafe fn div(self, b: Self) -> Self;
+    /// self · b + c, rounded once.
+    unsafe fn fma(self, b: Self, c: Self) -> Self;
+    /// Square root.
+    unsafe fn sqrt(self) -> Self;
+    /// Lane-wise `if self > b { self } else { b }` (b where either is NaN).
+    unsafe fn max(self, b: Self) -> Self;
+    /// Lane-wise `if self < b { self } else { b }` (b where either is NaN).
+    unsafe fn min(self, b: Self) -> Self;
+    /// `if mask_a < mask_b { self } else { other }`, lane by lane (other where either is NaN).
+    unsafe fn select_lt(self, other: Self, mask_a: Self, mask_b: Self) -> Self;
+    /// Magnitude of self with the sign bit of `sign`.
+    unsafe fn copysign(self, sign: Self) -> Self;
+    /// Nearest integer, ties to even, as a float. |self| < 2^22 is the caller's duty.
+    unsafe fn round(self) -> Self;
+    /// 2^self for integral self in −126..=127.
+    unsafe fn exp2_int(self) -> Self;
+    /// Splits a positive normal float into mantissa in [1, 2) and exponent as a float.
+    unsafe fn split_exponent(self) -> (Self, Self);
+    /// The fixed tree: lanes i and i+8 added, then i and i+4, i+2, i+1.
+    unsafe fn sum(self) -> f32;
+    /// The largest lane by the same tree of [`Lanes::max`].
+    unsafe fn max_lane(self) -> f32;
+}

@@ -1,0 +1,17 @@
+//! Deltafin: Kimi K3, whole and unaltered, on one machine. The dense trunk stays in memory; routed experts stream from
+//! SSDs. Uses point one way: cli → engine → generate → model → {store, trunk, kernels} → checkpoint → config.
+
+pub mod checkpoint;
+pub mod cli;
+pub mod config;
+pub mod engine;
+pub mod error;
+pub mod generate;
+pub mod interrupt;
+pub mod kernels;
+pub mod model;
+pub mod plan;
+pub mod report;
+pub mod store;
+pub mod text;
+pub mod trunk;
