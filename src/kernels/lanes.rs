@@ -58,3 +58,18 @@ pub(super) unsafe trait Lanes: Copy {
     /// The largest lane by the same tree of [`Lanes::max`].
     unsafe fn max_lane(self) -> f32;
 }
+
+/// An algorithm written once over [`Lanes`]; its operands are its fields. Run by `dispatch::run`.
+///
+/// # Safety
+/// `run` must be sound for every backend the CPU supports: it may rely on nothing about the backend but [`Lanes`].
+pub(super) trait Kernel {
+    /// What it returns.
+    type Output;
+    /// Runs on the backend `L`. Implementations are `#[inline(always)]`, so that they are compiled with the backend's
+    /// instructions; closures and iterator adaptors inside are best avoided for the same reason.
+    ///
+    /// # Safety
+    /// The CPU has the backend's instructions.
+    unsafe fn run<L: Lanes>(self) -> Self::Output;
+}

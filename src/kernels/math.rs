@@ -1,0 +1,1 @@
+//! exp, tanh, sigmoid, softplus: one polynomial each, over [`super::lanes::Lanes`].

@@ -1,0 +1,194 @@
+//! The definition: sixteen lanes as an array, one plain operation a lane. Every other backend must give these bits.
+
+use super::lanes::{LANES, Lanes};
+
+/// Sixteen floats.
+#[derive(Clone, Copy)]
+pub(super) struct Scalar([f32; LANES]);
+
+/// Values of the sixteen E2M1 codes; bit 3 is the sign.
+pub(super) const E2M1: [f32; 16] =
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
+impl Scalar {
+    #[inline(always)]
+    fn each(self, f: impl Fn(f32) -> f32) -> Self {
+        Self(self.0.map(f))
+    }
+
+    #[inline(always)]
+    fn zip(self, b: Self, f: impl Fn(f32, f32) -> f32) -> Self {
+        let mut out = self.0;
+        for (a, b) in out.iter_mut().zip(b.0) {
+            *a = f(*a, b);
+        }
+        Self(out)
+    }
+
+    #[inline(always)]
+    fn tree(self, f: impl Fn(f32, f32) -> f32) -> f32 {
+        let mut v = self.0;
+        let mut width = LANES / 2;
+        while width > 0 {
+            for i in 0..width {
+                v[i] = f(v[i], v[i + width]);
+            }
+            width /= 2;
+        }
+        v[0]
+    }
+}
+
+// SAFETY: no special instructions; pointers are valid for the lanes read or written by the trait's contract, and all
+// accesses are unaligned ones.
+unsafe impl Lanes for Scalar {
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        Self([value; LANES])
+    }
+
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        // SAFETY: sixteen floats are readable at `p`.
+        Self(unsafe { p.cast::<[f32; LANES]>().read_unaligned() })
+    }
+
+    #[inline(always)]
+    unsafe fn load_part(p: *const f32, n: usize) -> Self {
+        let mut out = [0.0; LANES];
+        for (i, out) in out.iter_mut().enumerate().take(n) {
+            // SAFETY: i < n, and n floats are readable at `p`.
+            *out = unsafe { p.add(i).read_unaligned() };
+        }
+        Self(out)
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> Self {
+        // SAFETY: sixteen bfloat16 are readable at `p`.
+        unsafe { Self::load_bf16_part(p, LANES) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_part(p: *const u8, n: usize) -> Self {
+        let mut out = [0.0; LANES];
+        for (i, out) in out.iter_mut().enumerate().take(n) {
+            // SAFETY: i < n, and n bfloat16 are readable at `p`.
+            let bits = unsafe { p.cast::<u16>().add(i).read_unaligned() };
+            *out = f32::from_bits(u32::from(bits) << 16);
+        }
+        Self(out)
+    }
+
+    #[inline(always)]
+    unsafe fn load_mxfp4(p: *const u8, scale: f32) -> Self {
+        let mut out = [0.0; LANES];
+        for i in 0..LANES / 2 {
+            // SAFETY: i < 8, and eight bytes are readable at `p`.
+            let byte = unsafe { p.add(i).read() };
+            out[2 * i] = E2M1[usize::from(byte & 15)] * scale;
+            out[2 * i + 1] = E2M1[usize::from(byte >> 4)] * scale;
+        }
+        Self(out)
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // SAFETY: sixteen floats are writable at `p`.
+        unsafe { p.cast::<[f32; LANES]>().write_unaligned(self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_part(self, p: *mut f32, n: usize) {
+        for (i, value) in self.0.iter().enumerate().take(n) {
+            // SAFETY: i < n, and n floats are writable at `p`.
+            unsafe { p.add(i).write_unaligned(*value) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, b: Self) -> Self {
+        self.zip(b, |a, b| a + b)
+    }
+
+    #[inline(always)]
+    unsafe fn sub(self, b: Self) -> Self {
+        self.zip(b, |a, b| a - b)
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, b: Self) -> Self {
+        self.zip(b, |a, b| a * b)
+    }
+
+    #[inline(always)]
+    unsafe fn div(self, b: Self) -> Self {
+        self.zip(b, |a, b| a / b)
+    }
+
+    #[inline(always)]
+    unsafe fn fma(self, b: Self, c: Self) -> Self {
+        let mut out = self.0;
+        for i in 0..LANES {
+            out[i] = out[i].mul_add(b.0[i], c.0[i]);
+        }
+        Self(out)
+    }
+
+    #[inline(always)]
+    unsafe fn sqrt(self) -> Self {
+        self.each(f32::sqrt)
+    }
+
+    #[inline(always)]
+    unsafe fn max(self, b: Self) -> Self {
+        self.zip(b, |a, b| if a > b { a } else { b })
+    }
+
+    #[inline(always)]
+    unsafe fn min(self, b: Self) -> Self {
+        self.zip(b, |a, b| if a < b { a } else { b })
+    }
+
+    #[inline(always)]
+    unsafe fn select_lt(self, other: Self, mask_a: Self, mask_b: Self) -> Self {
+        let mut out = other.0;
+        for i in 0..LANES {
+            if mask_a.0[i] < mask_b.0[i] {
+                out[i] = self.0[i];
+            }
+        }
+        Self(out)
+    }
+
+    #[inline(always)]
+    unsafe fn copysign(self, sign: Self) -> Self {
+        self.zip(sign, f32::copysign)
+    }
+
+    #[inline(always)]
+    unsafe fn round(self) -> Self {
+        self.each(f32::round_ties_even)
+    }
+
+    #[inline(always)]
+    unsafe fn exp2_int(self) -> Self {
+        self.each(|a| f32::from_bits(((a as i32 + 127) as u32) << 23))
+    }
+
+    #[inline(always)]
+    unsafe fn split_exponent(self) -> (Self, Self) {
+        let mantissa = self.each(|a| f32::from_bits(a.to_bits() & 0x007f_ffff | 0x3f80_0000));
+        (mantissa, self.each(|a| ((a.to_bits() >> 23) as i32 - 127) as f32))
+    }
+
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        self.tree(|a, b| a + b)
+    }
+
+    #[inline(always)]
+    unsafe fn max_lane(self) -> f32 {
+        self.tree(|a, b| if a > b { a } else { b })
+    }
+}
