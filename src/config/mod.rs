@@ -19,7 +19,7 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 
-pub(crate) use file::{read_bytes, read_text};
+pub(crate) use file::{check_is_file, lfs_pointer, read_bytes, read_text};
 
 /// The released file has 8 KB; anything far beyond is no configuration.
 const CONFIG_BYTES_MAX: u64 = 4 << 20;
