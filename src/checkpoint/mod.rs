@@ -1,6 +1,14 @@
 //! A model directory's safetensors shards: headers, index, and where each tensor's bytes lie. Reads no weights.
 
-use std::path::PathBuf;
+mod census;
+mod contents;
+mod demand;
+mod header;
+mod index;
+mod names;
+mod open;
+
+use std::path::{Path, PathBuf};
 
 use crate::config::ModelConfig;
 use crate::error::Result;
@@ -119,10 +127,51 @@ impl Manifest {
     /// Opens `dir` and checks it against `config`: every shard whole, every tensor present once, of the right shape and
     /// dtype, and used.
     ///
+    /// `model.safetensors.index.json` says which shards count, and nothing else in the directory does; without it the
+    /// one shard is `model.safetensors`. A shard that holds nothing but ignored tensors may be absent.
+    ///
     /// # Errors
     /// One message that lists everything wrong (all missing or short shards, with the layers they hold).
-    pub fn open(dir: &std::path::Path, config: &ModelConfig) -> Result<Self> {
-        let _ = (dir, config);
-        todo!()
+    pub fn open(dir: &Path, config: &ModelConfig) -> Result<Self> {
+        open::open(dir, config)
+    }
+
+    /// Bytes of one routed expert; 0 when every layer is dense.
+    pub fn expert_bytes(&self) -> u64 {
+        self.experts.as_ref().map_or(0, |table| table.part_bytes.iter().sum())
+    }
+
+    /// Bytes of all routed experts.
+    pub fn all_experts_bytes(&self) -> u64 {
+        let count = self.experts.as_ref().map_or(0, |table| table.moe_layers.len() * table.num_experts);
+        self.expert_bytes() * count as u64
+    }
+
+    /// Bytes of all trunk tensors as stored.
+    pub fn trunk_bytes(&self) -> u64 {
+        self.trunk.iter().map(|tensor| tensor.span.len).sum()
+    }
+
+    /// Tensors of the text model: trunk and routed experts.
+    pub fn tensor_count(&self) -> usize {
+        self.trunk.len() + self.experts.as_ref().map_or(0, |table| table.places.len())
+    }
+
+    /// What each shard holds, in words (`layers 3–5, 8; vision`), in the order of [`Manifest::shards`].
+    pub fn shard_contents(&self) -> Vec<String> {
+        let mut layers = vec![std::collections::BTreeSet::new(); self.shards.len()];
+        if let Some(table) = &self.experts {
+            for (at, place) in table.places.iter().enumerate() {
+                let layer = table.moe_layers[at / (table.num_experts * table.format.parts())];
+                layers[usize::from(place.0)].insert(layer);
+            }
+        }
+        (0..)
+            .zip(layers)
+            .map(|(shard, layers)| {
+                let names = self.trunk.iter().filter(|t| t.span.shard == shard).map(|t| t.name.as_str());
+                contents::describe(layers.into_iter(), names)
+            })
+            .collect()
     }
 }

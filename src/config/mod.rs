@@ -1,8 +1,28 @@
 //! `config.json` → [`ModelConfig`], field by field, in the checkpoint's words; layer kinds counted from 0.
+//!
+//! A key may be absent only where absence itself says something: `routed_expert_hidden_size` (experts run at
+//! `hidden_size`), `attn_res_block_size` (plain residuals), `use_full_rank_gate`, `mla_use_output_gate`,
+//! `latent_moe_use_norm` (not there). The tensors contradict each of these when it was merely lost. No tensor would
+//! contradict a lost `gate_lower_bound`, so the nested K3 form must give it, if only as null; in the flat form absence
+//! is the softplus decay. A key this program does not know is refused unless it is switched off or known not to touch
+//! the computation.
+
+mod file;
+mod json;
+mod layers;
+mod parse;
+mod section;
+#[cfg(test)]
+mod tests;
 
 use std::path::Path;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
+
+pub(crate) use file::{check_is_file, lfs_pointer, read_bytes, read_text};
+
+/// The released file has 8 KB; anything far beyond is no configuration.
+const CONFIG_BYTES_MAX: u64 = 4 << 20;
 
 /// Which of the two published forms the directory holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,7 +177,28 @@ impl ModelConfig {
     /// # Errors
     /// Names the file, the key, its value and what is expected; the run cannot go on.
     pub fn load(dir: &Path) -> Result<Self> {
-        let _ = dir;
-        todo!()
+        if !dir.is_dir() {
+            let what = if dir.exists() { "is not a directory" } else { "does not exist" };
+            return Err(Error::model(format!("model directory {} {what}", dir.display()))
+                .hint("-m takes the directory that holds config.json and the safetensors files"));
+        }
+        let path = dir.join("config.json");
+        Self::parse(&read_text(&path, CONFIG_BYTES_MAX)?, &path)
+    }
+
+    /// Checks `text`, the content of a `config.json`; `path` is only for the messages.
+    ///
+    /// # Errors
+    /// As [`ModelConfig::load`].
+    pub fn parse(text: &str, path: &Path) -> Result<Self> {
+        parse::model(text).map_err(|message| {
+            Error::model(format!("{}: {message}", path.display()))
+                .hint("take config.json as published with the weights; only kimi_k3 and kimi_linear models run here")
+        })
+    }
+
+    /// Width of all KDA heads together.
+    pub fn kda_width(&self) -> usize {
+        self.kda.num_heads * self.kda.head_dim
     }
 }
