@@ -1,14 +1,18 @@
 //! Opens the parts and joins them: configuration, checkpoint, plan, trunk, store, kernels, model.
 
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::checkpoint::Manifest;
 use crate::config::ModelConfig;
-use crate::error::Result;
-use crate::generate::Session;
+use crate::error::{Error, Result};
+use crate::generate::{LOGIT_ROWS, Session};
 use crate::interrupt::Interrupt;
-use crate::kernels::Isa;
-use crate::plan::Plan;
-use crate::store::StoreStats;
+use crate::kernels::{Compute, Isa};
+use crate::model::{Machine, Model, Scratch, Sequence};
+use crate::plan::{self, Needs, Plan};
+use crate::store::{ExpertStore, StoreOptions, StoreStats};
+use crate::trunk::{LoadProgress, Trunk};
 
 /// The common flags, resolved.
 #[derive(Debug, Clone)]
@@ -41,19 +45,62 @@ pub trait Progress {
     fn notice(&self, text: &str);
 }
 
-/// A model ready to compute.
-pub struct Engine {
-    _private: (),
+/// A [`Progress`] that shows nothing.
+impl Progress for () {
+    fn loading(&self, _done: u64, _total: u64) {}
+    fn prefill(&self, _done: usize, _total: usize, _layer: usize, _layers: usize, _bytes: u64) {}
+    fn notice(&self, _text: &str) {}
 }
 
-#[expect(unused_variables, reason = "signatures")]
+/// Rows of a step when `--step` does not say: enough that a prompt reads each expert a few times at most, few enough that
+/// the buffers stay small beside the experts' slots.
+const STEP_ROWS: usize = 512;
+/// The step is halved until its buffers take no more than this part of the limit.
+const STEP_SHARE: u64 = 16;
+/// Bytes that are not counted part by part: code, the stacks, tables, output buffers.
+const FIXED_BYTES: u64 = 40 << 20;
+/// The tokenizer's tables, for an id.
+const TOKENIZER_BYTES_PER_ID: u64 = 160;
+/// Headers' and catalog's cost for a routed expert.
+const CATALOG_BYTES_PER_EXPERT: u64 = 400;
+/// Reads in flight and bytes of each: deep enough to keep an NVMe drive busy, small enough to share an expert among
+/// threads.
+const QUEUE_DEPTH: usize = 8;
+const PIECE_BYTES: usize = 4 << 20;
+
+/// A model ready to compute.
+pub struct Engine {
+    plan: Plan,
+    model: Model,
+    store: Option<Arc<ExpertStore>>,
+    compute: Compute,
+    scratch: Mutex<Scratch>,
+    context: usize,
+    interrupt: Interrupt,
+}
+
+/// What a directory was found to hold, and what running it takes.
+pub struct Survey {
+    /// Its configuration.
+    pub config: ModelConfig,
+    /// Its tensors.
+    pub manifest: Manifest,
+    /// Most rows of a step.
+    pub step_rows: usize,
+    /// The memory plan.
+    pub plan: Plan,
+}
+
 impl Engine {
     /// Reads the configuration and the headers and makes the plan; loads nothing.
     ///
     /// # Errors
     /// As [`Engine::open`].
-    pub fn plan(options: &EngineOptions) -> Result<(ModelConfig, Plan)> {
-        todo!()
+    pub fn survey(options: &EngineOptions) -> Result<Survey> {
+        let config = ModelConfig::load(&options.model)?;
+        let manifest = Manifest::open(&options.model, &config)?;
+        let (step_rows, plan) = make_plan(&config, &manifest, options)?;
+        Ok(Survey { config, manifest, step_rows, plan })
     }
 
     /// Opens, checks, plans and loads.
@@ -61,37 +108,60 @@ impl Engine {
     /// # Errors
     /// `Model` for a directory that cannot be run, `Memory` when the plan does not fit, `Io`, `Usage`, `Interrupted`.
     pub fn open(options: &EngineOptions, progress: &dyn Progress, interrupt: &Interrupt) -> Result<Self> {
-        todo!()
+        let threads = options.threads.unwrap_or_else(default_threads);
+        let compute = Compute::new(options.isa, threads, interrupt.clone())?;
+        let Survey { config, manifest, step_rows, plan } = Self::survey(options)?;
+        interrupt.check()?;
+        let loading = Loading(progress);
+        let trunk = Trunk::load(&manifest, options.direct, &loading, interrupt)?;
+        let store = match &manifest.experts {
+            Some(_) => {
+                let options = StoreOptions {
+                    slots: plan.slots as usize,
+                    direct: options.direct,
+                    queue_depth: QUEUE_DEPTH,
+                    piece_bytes: PIECE_BYTES,
+                };
+                Some(ExpertStore::open(&manifest, &options, interrupt.clone())?)
+            }
+            None => None,
+        };
+        let scratch = Mutex::new(Scratch::new(&config, step_rows)?);
+        let model = Model::new(config, &manifest, &trunk, &compute)?;
+        let interrupt = interrupt.clone();
+        let engine = Self { plan, model, store, compute, scratch, context: options.context, interrupt };
+        engine.pass_notices_on(progress);
+        Ok(engine)
     }
 
     /// The model's configuration.
     pub fn config(&self) -> &ModelConfig {
-        todo!()
+        self.model.config()
     }
 
     /// The plan in force.
     pub fn memory_plan(&self) -> &Plan {
-        todo!()
+        &self.plan
     }
 
     /// Largest number of rows in a step.
     pub fn step_rows(&self) -> usize {
-        todo!()
+        self.scratch().rows_max()
     }
 
     /// Instruction set in use.
     pub fn isa_name(&self) -> &'static str {
-        todo!()
+        self.compute.isa_name()
     }
 
     /// Threads in use.
     pub fn threads(&self) -> usize {
-        todo!()
+        self.compute.threads()
     }
 
     /// Expert reads so far.
     pub fn store_stats(&self) -> StoreStats {
-        todo!()
+        self.store.as_ref().map(|store| store.stats()).unwrap_or_default()
     }
 
     /// A new, empty sequence with room for the planned context.
@@ -99,6 +169,100 @@ impl Engine {
     /// # Errors
     /// `Memory` when its states cannot be allocated.
     pub fn session(&self) -> Result<Session<'_>> {
-        todo!()
+        Ok(Session::new(self, Sequence::new(self.config(), self.context)?))
+    }
+
+    /// The weights and what they compute.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// What a step runs on.
+    pub fn machine(&self) -> Machine<'_> {
+        Machine { compute: &self.compute, store: self.store.as_deref(), interrupt: &self.interrupt }
+    }
+
+    /// The step buffers; held for the length of a step.
+    pub(crate) fn scratch(&self) -> MutexGuard<'_, Scratch> {
+        self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes of experts read so far.
+    pub(crate) fn expert_bytes_read(&self) -> u64 {
+        self.store.as_ref().map_or(0, |store| store.expert_bytes())
+    }
+
+    /// Hands the store's notices to the user.
+    pub(crate) fn pass_notices_on(&self, progress: &dyn Progress) {
+        if let Some(store) = &self.store {
+            store.take_notices().iter().for_each(|notice| progress.notice(notice));
+        }
+    }
+}
+
+/// [`LoadProgress`] in the engine's terms.
+struct Loading<'a>(&'a dyn Progress);
+
+impl LoadProgress for Loading<'_> {
+    fn loaded(&self, done: u64, total: u64) {
+        self.0.loading(done, total);
+    }
+}
+
+fn default_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// The step's rows and the plan that goes with them.
+fn make_plan(config: &ModelConfig, manifest: &Manifest, options: &EngineOptions) -> Result<(usize, Plan)> {
+    if options.step == Some(0) {
+        return Err(Error::usage("--step 0: a step has at least one row"));
+    }
+    if options.context == 0 {
+        return Err(Error::usage("--context 0: there must be room for at least one token"));
+    }
+    if options.context > config.max_position_embeddings {
+        return Err(Error::usage(format!(
+            "--context {}: the model is made for at most {} tokens",
+            options.context, config.max_position_embeddings
+        )));
+    }
+    let mut rows = options.step.unwrap_or(STEP_ROWS).min(options.context);
+    let try_rows = |rows: usize| {
+        let needs = needs(config, manifest, options.context, rows);
+        plan::plan(&needs, options.memory, options.expert_memory).map(|plan| (needs, plan))
+    };
+    loop {
+        let planned = try_rows(rows);
+        let halve = match &planned {
+            Ok((needs, plan)) => needs.activations > plan.limit / STEP_SHARE,
+            Err(_) => true,
+        };
+        if options.step.is_none() && halve && rows > 1 {
+            rows = rows.div_ceil(2);
+            continue;
+        }
+        return planned.map(|(_, plan)| (rows, plan));
+    }
+}
+
+/// What running `config`'s model takes, part by part.
+fn needs(config: &ModelConfig, manifest: &Manifest, context: usize, rows: usize) -> Needs {
+    let experts = manifest.experts.as_ref();
+    let all = experts.map_or(0, |experts| (experts.moe_layers.len() * experts.num_experts) as u64);
+    let top_k = config.moe.as_ref().map_or(0, |moe| moe.num_experts_per_token as u64);
+    let logits = (LOGIT_ROWS.min(rows) * config.vocab_size * size_of::<f32>()) as u64;
+    Needs {
+        trunk: Trunk::planned_bytes(manifest),
+        states: Sequence::state_bytes(config),
+        latent_cache: Sequence::latent_cache_bytes(config, context),
+        activations: Scratch::planned_bytes(config, rows) + logits,
+        slot: if all > 0 { ExpertStore::slot_bytes(manifest) } else { 0 },
+        slots_min: top_k,
+        slots_max: all,
+        fixed: FIXED_BYTES
+            + Model::copied_bytes(manifest)
+            + config.vocab_size as u64 * TOKENIZER_BYTES_PER_ID
+            + all * CATALOG_BYTES_PER_EXPERT,
     }
 }
