@@ -135,7 +135,7 @@ fn hostile_headers_are_refused_by_what_is_wrong_with_them() {
             r#"{{"a":{{"dtype":"U8","shape":[4],"data_offsets":{first}}},"b":{{"dtype":"U8","shape":[4],"data_offsets":{second}}}}}"#
         )
     };
-    let cases: [(String, u64, &[&str]); 26] = [
+    let cases: [(String, u64, &[&str]); 28] = [
         (a("[4,0]"), 4, &["a: ", "reversed"]),
         (a("[0,8]"), 8, &["a: ", "has 4 bytes, but data_offsets span 8"]),
         (a("[2,6]"), 6, &["data bytes 0 to 2", "belong to no tensor"]),
@@ -159,6 +159,8 @@ fn hostile_headers_are_refused_by_what_is_wrong_with_them() {
         (a("[0,4]").replace("\"dtype\":\"U8\",", ""), 4, &["a: ", "dtype"]),
         (a("[0,4]").replace("\"shape\"", "\"dtype\":\"U8\",\"shape\""), 4, &["dtype occurs twice"]),
         (a("[0,4]").replace("\"shape\"", "\"order\":1,\"shape\""), 4, &["unknown key \"order\""]),
+        (r#"{"__metadata__":{},"__metadata__":{}}"#.into(), 0, &["__metadata__ occurs twice"]),
+        (r#"{"__metadata__":{"a":"","a":""}}"#.into(), 0, &["a occurs twice in __metadata__"]),
         ("{\"a\":3}".into(), 0, &["a: "]),
         ("[]".into(), 0, &["does not begin with {"]),
         ("{\"a\":".into(), 0, &["damaged"]),

@@ -176,7 +176,8 @@ impl<'a> Section<'a> {
         let asked = self.asked.borrow();
         for (key, value) in self.entries {
             let known = asked.contains(&key.as_str()) || harmless.contains(&key.as_str()) || key.starts_with('_');
-            if !known && !(off_is_fine && value.is_off()) {
+            let off = off_is_fine && value.is_off();
+            if !known && !off {
                 return Err(format!(
                     "{} = {value} is not a key this program knows; it may change the model",
                     self.path(key)
