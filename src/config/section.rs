@@ -67,9 +67,10 @@ impl<'a> Section<'a> {
 
     /// A key that must be there, with a whole number in `range` or null.
     pub(super) fn int_or_null(&self, key: &'static str, range: RangeInclusive<u64>) -> Result<Option<usize>, String> {
-        match self.need(key, &format!("{} or null", whole_number(&range)))? {
+        let expected = format!("{} or null", whole_number(&range));
+        match self.need(key, &expected)? {
             Json::Null => Ok(None),
-            value => self.as_int(key, value, range).map(Some),
+            value => self.as_int(key, value, range).map(Some).map_err(|_| self.wrong(key, &expected, value)),
         }
     }
 
