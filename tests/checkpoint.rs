@@ -135,7 +135,7 @@ fn hostile_headers_are_refused_by_what_is_wrong_with_them() {
             r#"{{"a":{{"dtype":"U8","shape":[4],"data_offsets":{first}}},"b":{{"dtype":"U8","shape":[4],"data_offsets":{second}}}}}"#
         )
     };
-    let cases: [(String, u64, &[&str]); 26] = [
+    let cases: [(String, u64, &[&str]); 28] = [
         (a("[4,0]"), 4, &["a: ", "reversed"]),
         (a("[0,8]"), 8, &["a: ", "has 4 bytes, but data_offsets span 8"]),
         (a("[2,6]"), 6, &["data bytes 0 to 2", "belong to no tensor"]),
@@ -159,6 +159,8 @@ fn hostile_headers_are_refused_by_what_is_wrong_with_them() {
         (a("[0,4]").replace("\"dtype\":\"U8\",", ""), 4, &["a: ", "dtype"]),
         (a("[0,4]").replace("\"shape\"", "\"dtype\":\"U8\",\"shape\""), 4, &["dtype occurs twice"]),
         (a("[0,4]").replace("\"shape\"", "\"order\":1,\"shape\""), 4, &["unknown key \"order\""]),
+        (r#"{"__metadata__":{},"__metadata__":{}}"#.into(), 0, &["__metadata__ occurs twice"]),
+        (r#"{"__metadata__":{"a":"","a":""}}"#.into(), 0, &["a occurs twice in __metadata__"]),
         ("{\"a\":3}".into(), 0, &["a: "]),
         ("[]".into(), 0, &["does not begin with {"]),
         ("{\"a\":".into(), 0, &["damaged"]),
@@ -358,6 +360,7 @@ fn a_lost_or_changed_key_is_found_by_the_tensors_and_named() {
     let broken = Checkpoint::copy_of(TINY);
     broken.edit_config(|config| drop(config.insert("num_experts".into(), json!(40))));
     assert_has(&broken.refusal(), &["layer 12: expected ", "experts.32.w1.weight_packed"]);
+    assert_has(broken.open().unwrap_err().hint_text().unwrap(), &["num_experts"]);
 }
 
 #[test]
@@ -486,6 +489,37 @@ fn a_vision_shard_is_skipped_when_absent_and_checked_when_there() {
     let without = checkpoint.open().unwrap();
     assert_eq!((without.shards.len(), without.ignored.len()), (2, 5));
     assert_eq!(without.trunk, whole.trunk);
+}
+
+#[test]
+fn random_damage_never_panics() {
+    let damaged = Checkpoint::copy_of(LINEAR);
+    let mut state = 1u64;
+    let mut random = |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    for file in [CONFIG, INDEX, FIRST] {
+        let whole = damaged.read(file);
+        // In a shard only the header is read.
+        let reach = whole.len().min(14_000);
+        for _ in 0..400 {
+            let mut bytes = whole.clone();
+            for _ in 0..=random(3) {
+                let at = random(reach);
+                match random(4) {
+                    0 => bytes[at] = random(256) as u8,
+                    1 => bytes[at] = b"0123456789-.eE\"{}[],:"[random(21)],
+                    2 => drop(bytes.remove(at)),
+                    _ => bytes.insert(at, whole[random(reach)]),
+                }
+            }
+            damaged.write(file, &bytes);
+            let _ = damaged.open();
+        }
+        damaged.write(file, &whole);
+    }
+    damaged.open().unwrap();
 }
 
 #[test]

@@ -66,6 +66,9 @@ pub(super) fn take(contents: &mut Contents<'_>, config: &ModelConfig, shards: &[
     let (format, mut faults) = format(contents, config);
     let mut suspects = Vec::new();
     count_experts(contents, config, format, &mut tallies);
+    if tallies.values().any(|t| t.missing.count + t.extra.count > 0) {
+        suspects.push("num_experts");
+    }
     let (trunk, ignored) = trunk(contents, config, shards, &mut tallies, &mut faults, &mut suspects);
     let misshapen = std::mem::take(&mut contents.misshapen);
     faults.extend(misshapen.into_lines());

@@ -3,9 +3,10 @@
 //! Format: u64 little-endian header length, that many bytes of JSON, then the data; offsets count from the data's
 //! start. Source: the `safetensors` format description.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::fs::File;
-use std::io::Read;
+use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use rustc_hash::FxHashMap;
@@ -36,9 +37,11 @@ pub(super) struct Entry<'a> {
 /// An error says what is wrong with the file, without naming it; `each` may have been called before.
 pub(super) fn read(path: &Path, prefixes: &mut Prefixes, each: &mut dyn FnMut(&Entry<'_>)) -> Result<u64, String> {
     let len = check_is_file(path)?;
-    let (json, data_start) = json(path, len)?;
+    let (file, data_start) = open(path, len)?;
     let mut reader = Reader { data_start, prefixes, each, seen: Seen::default(), shape: Vec::new() };
-    let mut deserializer = serde_json::Deserializer::from_slice(&json);
+    // Parsed as it is read: a header that is damage all through costs no memory of its size.
+    let json = BufReader::with_capacity(1 << 18, file.take(data_start - 8));
+    let mut deserializer = serde_json::Deserializer::from_reader(json);
     (&mut reader)
         .deserialize(&mut deserializer)
         .and_then(|()| deserializer.end())
@@ -52,15 +55,16 @@ pub(super) fn read(path: &Path, prefixes: &mut Prefixes, each: &mut dyn FnMut(&E
     }
 }
 
-/// The header's JSON and where the data starts; nothing is allocated before it is known to be in the file.
-fn json(path: &Path, len: u64) -> Result<(Vec<u8>, u64), String> {
+/// The file, at the start of its header's JSON, and where the data starts: both known to lie in the file.
+fn open(path: &Path, len: u64) -> Result<(File, u64), String> {
     let failed = |e: std::io::Error| format!("cannot be read: {e}");
     let mut file = File::open(path).map_err(failed)?;
     // A pointer has about 130 bytes.
     let mut head = Vec::with_capacity(512);
     file.by_ref().take(512).read_to_end(&mut head).map_err(failed)?;
     if let Some(size) = lfs_pointer(&head) {
-        return Err(format!("is a Git-LFS pointer, not the file itself: has {len} bytes, needs {size}"));
+        let needs = size.map_or(String::new(), |size| format!(", needs {size}"));
+        return Err(format!("is a Git-LFS pointer, not the file itself: has {len} bytes{needs}"));
     }
     let Some(header_len) = head.first_chunk().map(|b| u64::from_le_bytes(*b)) else {
         return Err(format!("has {len} bytes, needs at least 8 for the length of its header"));
@@ -75,16 +79,11 @@ fn json(path: &Path, len: u64) -> Result<(Vec<u8>, u64), String> {
     if len < data_start {
         return Err(format!("has {len} bytes, needs at least {data_start} for its header alone"));
     }
-    if head.get(8) != Some(&b'{') || header_len == 0 {
+    if header_len == 0 || head.get(8) != Some(&b'{') {
         return Err("is damaged or no safetensors file: its header does not begin with {".into());
     }
-    let mut json = Vec::with_capacity(header_len as usize);
-    json.extend_from_slice(&head[8..head.len().min(data_start as usize)]);
-    file.take(header_len - json.len() as u64).read_to_end(&mut json).map_err(failed)?;
-    if json.len() as u64 != header_len {
-        return Err(format!("became shorter while it was read: got {} of {header_len} header bytes", json.len()));
-    }
-    Ok((json, data_start))
+    file.seek(SeekFrom::Start(8)).map_err(failed)?;
+    Ok((file, data_start))
 }
 
 /// What the tensors of one header must satisfy together. Offsets here count from the data's start.
@@ -203,12 +202,42 @@ impl<'de> Visitor<'de> for &mut Reader<'_> {
                 if std::mem::replace(&mut has_metadata, true) {
                     return Err(de::Error::custom("__metadata__ occurs twice"));
                 }
-                map.next_value::<IgnoredAny>()?;
+                map.next_value_seed(Metadata)?;
                 continue;
             }
             let in_tensor = |e: &dyn fmt::Display| de::Error::custom(format!("{}: {e}", shown(&name)));
             let (dtype, begin, end) = map.next_value_seed(Description(&mut self.shape)).map_err(|e| in_tensor(&e))?;
             self.tensor(&name, dtype, begin, end).map_err(|e| in_tensor(&e))?;
+        }
+        Ok(())
+    }
+}
+
+/// `__metadata__`: texts by name. Nothing here needs them, but a name that occurs twice is damage here too.
+struct Metadata;
+
+impl<'de> DeserializeSeed<'de> for Metadata {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Metadata {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("texts by name in __metadata__")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let mut keys = HashSet::new();
+        while let Some(key) = map.next_key::<String>()? {
+            map.next_value::<IgnoredAny>()?;
+            if let Some(key) = keys.replace(key) {
+                return Err(de::Error::custom(format!("{} occurs twice in __metadata__", shown(&key))));
+            }
         }
         Ok(())
     }

@@ -9,13 +9,14 @@ use crate::error::{Error, Result};
 /// First line of a Git-LFS pointer: the text file that a clone without LFS leaves in place of the real one.
 const LFS_MAGIC: &[u8] = b"version https://git-lfs.github.com/spec/";
 
-/// When `head`, the first bytes of a file, is a Git-LFS pointer: the size it gives for the real file (0 if unreadable).
-pub(crate) fn lfs_pointer(head: &[u8]) -> Option<u64> {
+/// Whether `head`, the first bytes of a file, is a Git-LFS pointer; the inner value is the size it gives for the real
+/// file.
+pub(crate) fn lfs_pointer(head: &[u8]) -> Option<Option<u64>> {
     if !head.starts_with(LFS_MAGIC) {
         return None;
     }
     let size = head.split(|&b| b == b'\n').find_map(|line| line.strip_prefix(b"size "));
-    Some(size.and_then(|s| std::str::from_utf8(s).ok()).and_then(|s| s.trim().parse().ok()).unwrap_or(0))
+    Some(size.and_then(|s| std::str::from_utf8(s).ok()).and_then(|s| s.trim().parse().ok()))
 }
 
 /// Whether `path` can be read as a file, or in words why not. Follows links, as in a Hugging Face cache.

@@ -67,9 +67,10 @@ impl<'a> Section<'a> {
 
     /// A key that must be there, with a whole number in `range` or null.
     pub(super) fn int_or_null(&self, key: &'static str, range: RangeInclusive<u64>) -> Result<Option<usize>, String> {
-        match self.need(key, &format!("{} or null", whole_number(&range)))? {
+        let expected = format!("{} or null", whole_number(&range));
+        match self.need(key, &expected)? {
             Json::Null => Ok(None),
-            value => self.as_int(key, value, range).map(Some),
+            value => self.as_int(key, value, range).map(Some).map_err(|_| self.wrong(key, &expected, value)),
         }
     }
 
@@ -176,7 +177,8 @@ impl<'a> Section<'a> {
         let asked = self.asked.borrow();
         for (key, value) in self.entries {
             let known = asked.contains(&key.as_str()) || harmless.contains(&key.as_str()) || key.starts_with('_');
-            if !known && !(off_is_fine && value.is_off()) {
+            let off = off_is_fine && value.is_off();
+            if !known && !off {
                 return Err(format!(
                     "{} = {value} is not a key this program knows; it may change the model",
                     self.path(key)

@@ -367,7 +367,7 @@ fn broken_files_are_refused_in_words() {
         (b"{\"a\": \"\xff\"}", "not UTF-8"),
         (b"[1, 2]", "expected an object"),
         (b"{\"model_type\": NaN}", "not valid JSON"),
-        (whole[..whole.len() / 2].as_bytes(), "not valid JSON"),
+        (&whole.as_bytes()[..whole.len() / 2], "not valid JSON"),
         (whole.replace("\"dtype\"", "\"model_type\"").as_bytes(), "\"model_type\" occurs twice"),
         (whole.replace("\"q_lora_rank\": 96", "\"kv_lora_rank\": 96").as_bytes(), "\"kv_lora_rank\" occurs twice"),
         ("[".repeat(100_000).as_bytes(), "not valid JSON"),
