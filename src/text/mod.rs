@@ -7,6 +7,8 @@ mod hf;
 mod input;
 mod scanner;
 mod spellings;
+mod stop_ids;
+mod stop_strings;
 mod tiktoken;
 mod tokenizer;
 mod tokenizer_config;
@@ -15,5 +17,7 @@ mod utf8;
 
 pub use input::normalize_input;
 pub use scanner::{Pieces, pieces};
+pub use stop_ids::{StopIds, stop_ids};
+pub use stop_strings::{StopStep, StopStrings};
 pub use tokenizer::{Specials, Tokenizer};
 pub use utf8::Utf8Stream;
