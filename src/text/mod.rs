@@ -1,5 +1,7 @@
+//! Text to ids and back, chat rendering and parsing, stop ids, incremental UTF-8.
 
 mod bpe;
+pub mod chat;
 mod classes;
 mod cuts;
 mod files;
