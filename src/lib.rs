@@ -4,6 +4,7 @@
 pub mod checkpoint;
 pub mod cli;
 pub mod config;
+pub mod demo;
 pub mod engine;
 pub mod error;
 pub mod generate;
@@ -12,6 +13,7 @@ pub mod kernels;
 pub mod model;
 pub mod plan;
 pub mod report;
+pub mod signals;
 pub mod store;
 pub mod text;
 pub mod trunk;

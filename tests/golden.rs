@@ -33,7 +33,8 @@ impl Golden {
                     ints.insert(name, values.collect());
                 }
                 Dtype::I64 => {
-                    let values = data.chunks_exact(8).map(|b| u64::from_le_bytes(b.try_into().expect("8 bytes")) as u32);
+                    let values =
+                        data.chunks_exact(8).map(|b| u64::from_le_bytes(b.try_into().expect("8 bytes")) as u32);
                     ints.insert(name, values.collect());
                 }
                 _ => {}
@@ -89,7 +90,8 @@ impl Observer for Seen {
 /// Largest absolute difference, and the largest wanted value.
 fn difference(got: &[f32], want: &[f32]) -> (f32, f32) {
     assert_eq!(got.len(), want.len());
-    let diff = got.iter().zip(want).map(|(g, w)| (g - w).abs()).fold(0.0, |a: f32, b| if b > a || b.is_nan() { b } else { a });
+    let diff =
+        got.iter().zip(want).map(|(g, w)| (g - w).abs()).fold(0.0, |a: f32, b| if b > a || b.is_nan() { b } else { a });
     (diff, want.iter().fold(0.0, |a: f32, b| a.max(b.abs())))
 }
 
@@ -161,14 +163,23 @@ fn check(name: &str) {
         let want = golden.ints(&format!("{prefix}greedy_ids"));
         let (got, logits) = greedy(&engine, golden.ints(prompt), want.len());
         assert_eq!(got, want, "{name}: {prefix}greedy ids");
-        assert_close(&format!("{name}: {prefix}greedy logits"), &logits, golden.floats(&format!("{prefix}greedy_logits")), 1e-4);
+        assert_close(
+            &format!("{name}: {prefix}greedy logits"),
+            &logits,
+            golden.floats(&format!("{prefix}greedy_logits")),
+            1e-4,
+        );
     }
     let short = all_logits(&engine, golden.ints("short.input_ids"));
     assert_close(&format!("{name}: short logits"), &short, golden.floats("short.logits"), 1e-4);
 }
 
 fn check_state(
-    what: &str, sequence: &deltafin::model::Sequence, config: &deltafin::config::ModelConfig, layer: usize, golden: &Golden,
+    what: &str,
+    sequence: &deltafin::model::Sequence,
+    config: &deltafin::config::ModelConfig,
+    layer: usize,
+    golden: &Golden,
 ) {
     if let Some(state) = sequence.kda_state(layer) {
         // Golden: [heads, v, k]; here [heads, k, v].

@@ -1,1 +1,65 @@
-//! Placeholder.
+//! Commands: flags in, engine calls, data out. A file a subcommand; nothing below this module sees clap.
+//! What could be piped goes to stdout, everything else to stderr.
+
+pub mod args;
+mod completions;
+mod demo;
+mod inspect;
+mod logits;
+mod man;
+mod output;
+mod prompt;
+mod run;
+mod tokenize;
+
+use clap::{Parser, Subcommand};
+
+use crate::error::Result;
+use crate::interrupt::Interrupt;
+
+/// Run Kimi K3, whole and unaltered, on this machine
+#[derive(Debug, Parser)]
+#[command(name = "deltafin", version, max_term_width = 100, infer_subcommands = false)]
+pub struct Cli {
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+    /// Flags that every command takes
+    #[command(flatten)]
+    pub shown: args::Shown,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Generate text from a prompt, files or stdin
+    Run(run::RunArgs),
+    /// Run the embedded small model through the whole path
+    Demo(demo::DemoArgs),
+    /// Logits or log-likelihood of given tokens or text
+    Logits(logits::LogitsArgs),
+    /// What a model directory is, what is missing, and the memory plan
+    Inspect(inspect::InspectArgs),
+    /// Text to token ids and back
+    Tokenize(tokenize::TokenizeArgs),
+    /// Shell completions to stdout
+    Completions(completions::CompletionsArgs),
+    /// Manual pages
+    Man(man::ManArgs),
+}
+
+/// Runs the chosen command.
+///
+/// # Errors
+/// What the command reports; the kind decides the exit code.
+pub fn dispatch(cli: &Cli, interrupt: &Interrupt) -> Result<()> {
+    match &cli.command {
+        Command::Run(args) => run::run(args, &cli.shown, interrupt),
+        Command::Demo(args) => demo::run(args, &cli.shown, interrupt),
+        Command::Logits(args) => logits::run(args, &cli.shown, interrupt),
+        Command::Inspect(args) => inspect::run(args, &cli.shown),
+        Command::Tokenize(args) => tokenize::run(args),
+        Command::Completions(args) => completions::run(args),
+        Command::Man(args) => man::run(args),
+    }
+}

@@ -38,9 +38,8 @@ impl Sampler {
     /// # Errors
     /// Kind `Usage` for settings outside their ranges.
     pub fn new(sampling: &Sampling) -> Result<Self> {
-        let refuse = |flag: &str, value: f32, range: &str| {
-            Err(Error::usage(format!("--{flag} {value}: expected {range}")))
-        };
+        let refuse =
+            |flag: &str, value: f32, range: &str| Err(Error::usage(format!("--{flag} {value}: expected {range}")));
         let Sampling { temperature, top_p, min_p, .. } = *sampling;
         if !(temperature.is_finite() && temperature >= 0.0) {
             return refuse("temperature", temperature, "a number from 0 (greedy) up");

@@ -35,7 +35,10 @@ impl<'a> Session<'a> {
     /// # Errors
     /// As [`Session::feed`].
     pub fn feed_observed(
-        &mut self, ids: &[u32], progress: &dyn Progress, observer: &mut dyn Observer,
+        &mut self,
+        ids: &[u32],
+        progress: &dyn Progress,
+        observer: &mut dyn Observer,
     ) -> Result<&[f32]> {
         self.check(ids)?;
         let engine = self.engine;
@@ -63,7 +66,10 @@ impl<'a> Session<'a> {
     /// # Errors
     /// As [`Session::feed`], or what `each` returns.
     pub fn feed_all(
-        &mut self, ids: &[u32], progress: &dyn Progress, each: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
+        &mut self,
+        ids: &[u32],
+        progress: &dyn Progress,
+        each: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
         self.check(ids)?;
         let engine = self.engine;
@@ -112,7 +118,10 @@ impl<'a> Session<'a> {
             return Err(Error::usage("nothing to compute: no token was given"));
         }
         if let Some((at, id)) = ids.iter().enumerate().find(|(_, id)| **id as usize >= vocab) {
-            return Err(Error::usage(format!("token id {id} (number {}) is outside the vocabulary of {vocab}", at + 1)));
+            return Err(Error::usage(format!(
+                "token id {id} (number {}) is outside the vocabulary of {vocab}",
+                at + 1
+            )));
         }
         if self.len() + ids.len() > self.sequence.context() {
             return Err(Error::usage(format!(

@@ -55,8 +55,14 @@ pub(super) fn work_floats(config: &ModelConfig, rows: usize) -> usize {
 
 /// out `[rows, hidden_size]` = attention of the normed rows x of all `segments`; `layer` picks their states.
 pub(super) fn forward(
-    compute: &Compute, config: &ModelConfig, w: &Weights, layer: usize, segments: &mut [Segment<'_>], x: &[f32],
-    mut work: Carver<'_>, out: &mut [f32],
+    compute: &Compute,
+    config: &ModelConfig,
+    w: &Weights,
+    layer: usize,
+    segments: &mut [Segment<'_>],
+    x: &[f32],
+    mut work: Carver<'_>,
+    out: &mut [f32],
 ) {
     let (heads, dim) = (config.kda.num_heads, config.kda.head_dim);
     let channels = heads * dim;
@@ -75,19 +81,11 @@ pub(super) fn forward(
     match &w.gate {
         Gate::Full(g_proj) => {
             let on_x = [on_x[0], on_x[1], on_x[2], on_x[3], on_x[4], g_proj.matrix()];
-            compute.matmul_each(
-                &on_x,
-                x,
-                &mut [&mut *q, &mut *k, &mut *v, &mut *f_low, &mut *beta, &mut *gate],
-            );
+            compute.matmul_each(&on_x, x, &mut [&mut *q, &mut *k, &mut *v, &mut *f_low, &mut *beta, &mut *gate]);
         }
         Gate::LowRank(g_a_proj, g_b_proj) => {
             let on_x = [on_x[0], on_x[1], on_x[2], on_x[3], on_x[4], g_a_proj.matrix()];
-            compute.matmul_each(
-                &on_x,
-                x,
-                &mut [&mut *q, &mut *k, &mut *v, &mut *f_low, &mut *beta, &mut *g_low],
-            );
+            compute.matmul_each(&on_x, x, &mut [&mut *q, &mut *k, &mut *v, &mut *f_low, &mut *beta, &mut *g_low]);
             compute.matmul(g_b_proj.matrix(), g_low, gate);
         }
     }
@@ -130,8 +128,14 @@ pub(super) fn forward(
 /// window is kept when the rows are tentative.
 #[expect(clippy::too_many_arguments, reason = "one call site")]
 fn convolve(
-    compute: &Compute, state: &mut KdaState, i: usize, weight: &[f32], channels: usize, tentative: bool,
-    window: &mut [f32], x: &mut [f32],
+    compute: &Compute,
+    state: &mut KdaState,
+    i: usize,
+    weight: &[f32],
+    channels: usize,
+    tentative: bool,
+    window: &mut [f32],
+    x: &mut [f32],
 ) {
     let tail = state.conv[i].len();
     window[..tail].copy_from_slice(&state.conv[i]);

@@ -42,8 +42,14 @@ pub(super) fn work_floats(config: &ModelConfig, rows: usize) -> usize {
 
 /// out `[rows, hidden_size]` = attention of the normed rows x of all `segments`; `layer` picks their caches.
 pub(super) fn forward(
-    compute: &Compute, config: &ModelConfig, w: &Weights, layer: usize, segments: &mut [Segment<'_>], x: &[f32],
-    mut work: Carver<'_>, out: &mut [f32],
+    compute: &Compute,
+    config: &ModelConfig,
+    w: &Weights,
+    layer: usize,
+    segments: &mut [Segment<'_>],
+    x: &[f32],
+    mut work: Carver<'_>,
+    out: &mut [f32],
 ) {
     let mla = &config.mla;
     let (heads, nope, rope, rank) = (mla.num_heads, mla.qk_nope_head_dim, mla.qk_rope_head_dim, mla.kv_lora_rank);
@@ -70,9 +76,7 @@ pub(super) fn forward(
 
     let kv_b = w.kv_b_proj.matrix();
     compute.matmul_transposed_heads(kv_b, heads, head_rows, 0, nope, q, qk, q_latent);
-    for ((full, latent), q) in
-        q_full.chunks_exact_mut(width).zip(q_latent.chunks_exact(rank)).zip(q.chunks_exact(qk))
-    {
+    for ((full, latent), q) in q_full.chunks_exact_mut(width).zip(q_latent.chunks_exact(rank)).zip(q.chunks_exact(qk)) {
         full[..rank].copy_from_slice(latent);
         full[rank..].copy_from_slice(&q[nope..]);
     }

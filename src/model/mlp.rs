@@ -27,7 +27,12 @@ pub(super) fn activate(compute: &Compute, activation: Activation, gate: &mut [f3
 
 /// out `[rows, hidden]` = the MLP of x `[rows, hidden]`.
 pub(super) fn forward(
-    compute: &Compute, w: &Weights, activation: Activation, x: &[f32], mut work: Carver<'_>, out: &mut [f32],
+    compute: &Compute,
+    w: &Weights,
+    activation: Activation,
+    x: &[f32],
+    mut work: Carver<'_>,
+    out: &mut [f32],
 ) {
     let gate_proj = w.gate_proj.matrix();
     let rows = x.len() / gate_proj.cols;

@@ -58,8 +58,15 @@ pub(super) fn work_floats(config: &ModelConfig, rows: usize) -> usize {
 /// Kind `Numerical` with layer and position for scores that are not finite; what the store reports; an interrupt.
 #[expect(clippy::too_many_arguments, reason = "one call site")]
 pub(super) fn forward(
-    machine: Machine<'_>, config: &ModelConfig, w: &Weights, layer: usize, segments: &[Segment<'_>], x: &[f32],
-    mut work: Carver<'_>, out: &mut [f32], observer: &mut dyn Observer,
+    machine: Machine<'_>,
+    config: &ModelConfig,
+    w: &Weights,
+    layer: usize,
+    segments: &[Segment<'_>],
+    x: &[f32],
+    mut work: Carver<'_>,
+    out: &mut [f32],
+    observer: &mut dyn Observer,
 ) -> Result<()> {
     let Machine { compute, interrupt, .. } = machine;
     let (Some(moe), Some(store)) = (&config.moe, machine.store) else {
@@ -114,10 +121,7 @@ pub(super) fn forward(
         i += 1;
     }
     if i != by_expert.experts.len() {
-        return Err(Error::other(format!(
-            "layer {layer}: the store gave {i} of {} experts",
-            by_expert.experts.len()
-        )));
+        return Err(Error::other(format!("layer {layer}: the store gave {i} of {} experts", by_expert.experts.len())));
     }
 
     match &w.latent {
@@ -141,7 +145,12 @@ pub(super) fn forward(
 
 /// y `[rows, width]` = w2(act(w1 z, w3 z)) of one expert.
 fn run_expert(
-    machine: Machine<'_>, config: &ModelConfig, w: &Weights, expert: &Expert<'_>, z: &[f32], mut work: Carver<'_>,
+    machine: Machine<'_>,
+    config: &ModelConfig,
+    w: &Weights,
+    expert: &Expert<'_>,
+    z: &[f32],
+    mut work: Carver<'_>,
     y: &mut [f32],
 ) {
     let compute = machine.compute;

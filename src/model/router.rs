@@ -59,9 +59,8 @@ impl Routes {
             } else {
                 order.extend(0..experts as u16);
             }
-            let best_first = |a: &u16, b: &u16| {
-                choice[usize::from(*b)].total_cmp(&choice[usize::from(*a)]).then(a.cmp(b))
-            };
+            let best_first =
+                |a: &u16, b: &u16| choice[usize::from(*b)].total_cmp(&choice[usize::from(*a)]).then(a.cmp(b));
             if top_k < order.len() {
                 order.select_nth_unstable_by(top_k - 1, best_first);
                 order.truncate(top_k);

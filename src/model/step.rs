@@ -35,7 +35,11 @@ impl Model {
     /// Kind `Usage` for a token outside the vocabulary, no rows, more rows than `scratch` holds or a full context, with
     /// nothing changed; `Numerical`, `Io` or an interrupt from within, which leave sequences with certain rows unusable.
     pub fn forward(
-        &self, machine: Machine<'_>, segments: &mut [Segment<'_>], scratch: &mut Scratch, observer: &mut dyn Observer,
+        &self,
+        machine: Machine<'_>,
+        segments: &mut [Segment<'_>],
+        scratch: &mut Scratch,
+        observer: &mut dyn Observer,
     ) -> Result<()> {
         let rows = self.check(segments, scratch)?;
         for segment in segments.iter_mut() {

@@ -29,8 +29,7 @@ impl Model {
             None => None,
         };
         let norm = t.vector("model.norm.weight")?;
-        let lm_head =
-            if config.tie_word_embeddings { embed_tokens.clone() } else { t.matrix("lm_head.weight")? };
+        let lm_head = if config.tie_word_embeddings { embed_tokens.clone() } else { t.matrix("lm_head.weight")? };
         if let Some(unused) = manifest.trunk.iter().find(|tensor| !tensors.used.contains(tensor.name.as_str())) {
             return Err(Error::model(format!("{}: loaded, but no part of the model uses it", unused.name)));
         }
@@ -89,10 +88,9 @@ fn layer(t: &mut Tensors<'_>, config: &ModelConfig, index: usize) -> Result<Laye
         input_layernorm: t.vector(&format!("{stem}.input_layernorm.weight"))?,
         post_attention_layernorm: t.vector(&format!("{stem}.post_attention_layernorm.weight"))?,
         attn_res: match config.attn_res_block_size {
-            Some(_) => Some((
-                t.attn_res(&format!("{stem}.self_attention_res"))?,
-                t.attn_res(&format!("{stem}.mlp_res"))?,
-            )),
+            Some(_) => {
+                Some((t.attn_res(&format!("{stem}.self_attention_res"))?, t.attn_res(&format!("{stem}.mlp_res"))?))
+            }
             None => None,
         },
         attention: match kinds.attention {
@@ -100,7 +98,9 @@ fn layer(t: &mut Tensors<'_>, config: &ModelConfig, index: usize) -> Result<Laye
             AttentionKind::Mla => Attention::Mla(mla(t, config, &format!("{stem}.self_attn"))?),
         },
         feed_forward: match (kinds.feed_forward, &config.moe) {
-            (FeedForwardKind::Moe, Some(moe)) => FeedForward::Moe(moe_half(t, config, moe, &format!("{stem}.block_sparse_moe"))?),
+            (FeedForwardKind::Moe, Some(moe)) => {
+                FeedForward::Moe(moe_half(t, config, moe, &format!("{stem}.block_sparse_moe"))?)
+            }
             _ => FeedForward::Dense(t.mlp(&format!("{stem}.mlp"))?),
         },
     })

@@ -1,1 +1,4 @@
-//! Placeholder.
+//! What a person sees meanwhile and afterwards: progress, statistics, JSON.
+
+pub mod json;
+pub mod progress;

@@ -1,0 +1,1 @@
+//! The prompt: `-p`, files and stdin joined in one documented order.

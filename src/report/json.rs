@@ -1,0 +1,1 @@
+//! The objects that `--output json` prints.
