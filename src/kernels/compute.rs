@@ -23,12 +23,7 @@ impl Compute {
 
     /// Name of the instruction set in use: `scalar`, `avx2`, `avx512`, `neon`.
     pub fn isa_name(&self) -> &'static str {
-        match self.isa.isa() {
-            Isa::Scalar => "scalar",
-            Isa::Avx2 => "avx2",
-            Isa::Avx512 => "avx512",
-            Isa::Neon => "neon",
-        }
+        self.isa.isa().name()
     }
 
     /// Threads in use.
