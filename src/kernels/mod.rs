@@ -21,6 +21,7 @@ mod mix;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod norm;
+mod pool;
 mod scalar;
 
 use std::fmt;
