@@ -11,6 +11,7 @@ mod avx2;
 mod avx512;
 mod compute;
 mod conv;
+mod disjoint;
 mod dispatch;
 mod elementwise;
 mod kda;
