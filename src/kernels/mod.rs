@@ -29,6 +29,7 @@ use std::fmt;
 use std::str::FromStr;
 
 pub use compute::Compute;
+pub use elementwise::exp;
 
 use crate::error::Error;
 

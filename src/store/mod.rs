@@ -50,7 +50,7 @@ pub struct DriveStats {
 }
 
 /// Counters since the store was opened.
-#[derive(Debug, Clone, serde::Serialize)]
+#[derive(Debug, Clone, Default, serde::Serialize)]
 pub struct StoreStats {
     /// One entry a drive.
     pub drives: Vec<DriveStats>,
@@ -91,6 +91,11 @@ impl ExpertStore {
 
     /// Counters so far.
     pub fn stats(&self) -> StoreStats {
+        todo!()
+    }
+
+    /// Payload bytes of experts read so far; cheap.
+    pub fn expert_bytes(&self) -> u64 {
         todo!()
     }
 
