@@ -4,6 +4,7 @@
 mod attention;
 mod compute;
 mod conv;
+mod disjoint;
 mod dispatch;
 mod elementwise;
 mod kda;
@@ -13,6 +14,7 @@ mod matmul;
 mod mix;
 mod norm;
 mod scalar;
+mod slices;
 
 pub use compute::Compute;
 
