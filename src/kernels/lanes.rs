@@ -10,7 +10,15 @@ pub const LANES: usize = 16;
 /// # Safety
 /// Implementations may use instructions that the running CPU lacks: methods are called only from code reached through
 /// a [`super::Kernels`] table, which is handed out after detection. Pointers must be valid for the lanes named.
+///
+/// NaN is NaN: which one (sign, payload) is not part of the definition, since processors differ in it.
 pub(super) unsafe trait Lanes: Copy {
+    /// How many sixteen-lane values the register file holds; kernels size their tiles by it.
+    const REGISTERS: usize;
+
+    /// The sixteen MXFP4 codes times one scale, in the form that [`Lanes::load_mxfp4`] looks them up in.
+    type Mxfp4Table: Copy;
+
     /// All lanes `value`.
     unsafe fn splat(value: f32) -> Self;
     /// Sixteen floats from `p`, unaligned.
@@ -21,8 +29,10 @@ pub(super) unsafe trait Lanes: Copy {
     unsafe fn load_bf16(p: *const u8) -> Self;
     /// The first `n` < 16 bfloat16 from `p`, widened; other lanes +0.0. Reads no byte beyond them.
     unsafe fn load_bf16_part(p: *const u8, n: usize) -> Self;
-    /// Sixteen MXFP4 codes (8 bytes from `p`, low nibble first) as code value × `scale`.
-    unsafe fn load_mxfp4(p: *const u8, scale: f32) -> Self;
+    /// Every code value × 2^(scale − 127), exact down to the subnormals; beyond f32 infinite; all NaN for scale 255.
+    unsafe fn mxfp4_table(scale: u8) -> Self::Mxfp4Table;
+    /// Sixteen MXFP4 codes (8 bytes from `p`, low nibble first), each looked up in `table`.
+    unsafe fn load_mxfp4(p: *const u8, table: Self::Mxfp4Table) -> Self;
     /// All sixteen lanes to `p`, unaligned.
     unsafe fn store(self, p: *mut f32);
     /// The first `n` < 16 lanes to `p`.
@@ -73,3 +83,6 @@ pub(super) trait Kernel {
     /// The CPU has the backend's instructions.
     unsafe fn run<L: Lanes>(self) -> Self::Output;
 }
+
+#[cfg(test)]
+mod tests;

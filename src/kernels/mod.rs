@@ -1,7 +1,14 @@
-//! Maths on slices: one generic source over [`lanes::Lanes`], one table of safe functions an instruction set, and
-//! [`Compute`], which splits outputs over threads. Kernels know shapes, not names.
+//! Maths on slices: one generic source over [`lanes::Lanes`], compiled for each instruction set, and [`Compute`],
+//! which picks one and splits outputs over threads. Kernels know shapes, not names.
+
+#[cfg(target_endian = "big")]
+compile_error!("weights are read as little-endian bytes: big-endian targets are not supported");
 
 mod attention;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod compute;
 mod conv;
 mod disjoint;
@@ -12,11 +19,19 @@ mod lanes;
 mod math;
 mod matmul;
 mod mix;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod norm;
+mod pool;
 mod scalar;
 mod slices;
 
+use std::fmt;
+use std::str::FromStr;
+
 pub use compute::Compute;
+
+use crate::error::Error;
 
 /// Stored weights of a matrix, row-major, little-endian, any alignment.
 #[derive(Debug, Clone, Copy)]
@@ -56,4 +71,36 @@ pub enum Isa {
     Avx512,
     /// AArch64.
     Neon,
+}
+
+impl Isa {
+    /// Fastest first.
+    pub const ALL: [Isa; 4] = [Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Scalar];
+
+    /// `scalar`, `avx2`, `avx512` or `neon`: as parsed and printed.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Scalar => "scalar",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+            Isa::Neon => "neon",
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Isa {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self, Error> {
+        Isa::ALL.into_iter().find(|isa| isa.name() == name).ok_or_else(|| {
+            let names = Isa::ALL.map(Isa::name).join(", ");
+            Error::usage(format!("unknown instruction set {name:?}, expected one of {names}"))
+        })
+    }
 }

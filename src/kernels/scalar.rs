@@ -7,8 +7,20 @@ use super::lanes::{LANES, Lanes};
 pub(super) struct Scalar([f32; LANES]);
 
 /// Values of the sixteen E2M1 codes; bit 3 is the sign.
-pub(super) const E2M1: [f32; 16] =
+pub(super) static E2M1: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
+/// What an E8M0 byte stands for: 2^(byte − 127); 255 is NaN.
+pub(super) static E8M0: [f32; 256] = {
+    let mut out = [f32::NAN; 256];
+    out[0] = f32::from_bits(0x0040_0000); // 2^-127 is subnormal: not in reach of the exponent field
+    let mut byte = 1;
+    while byte < 255 {
+        out[byte] = f32::from_bits((byte as u32) << 23);
+        byte += 1;
+    }
+    out
+};
 
 impl Scalar {
     #[inline(always)]
@@ -42,6 +54,10 @@ impl Scalar {
 // SAFETY: no special instructions; pointers are valid for the lanes read or written by the trait's contract, and all
 // accesses are unaligned ones.
 unsafe impl Lanes for Scalar {
+    const REGISTERS: usize = 8;
+
+    type Mxfp4Table = [f32; 16];
+
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         Self([value; LANES])
@@ -81,13 +97,18 @@ unsafe impl Lanes for Scalar {
     }
 
     #[inline(always)]
-    unsafe fn load_mxfp4(p: *const u8, scale: f32) -> Self {
+    unsafe fn mxfp4_table(scale: u8) -> [f32; 16] {
+        E2M1.map(|code| code * E8M0[usize::from(scale)])
+    }
+
+    #[inline(always)]
+    unsafe fn load_mxfp4(p: *const u8, table: [f32; 16]) -> Self {
         let mut out = [0.0; LANES];
         for i in 0..LANES / 2 {
             // SAFETY: i < 8, and eight bytes are readable at `p`.
             let byte = unsafe { p.add(i).read() };
-            out[2 * i] = E2M1[usize::from(byte & 15)] * scale;
-            out[2 * i + 1] = E2M1[usize::from(byte >> 4)] * scale;
+            out[2 * i] = table[usize::from(byte & 15)];
+            out[2 * i + 1] = table[usize::from(byte >> 4)];
         }
         Self(out)
     }

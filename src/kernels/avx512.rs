@@ -1,0 +1,201 @@
+//! AVX-512 (F, BW, DQ, VL): the sixteen lanes are one register.
+
+use std::arch::x86_64::*;
+
+use super::avx2;
+use super::lanes::Lanes;
+use super::scalar::{E2M1, E8M0};
+
+/// Sixteen floats.
+#[derive(Clone, Copy)]
+pub(super) struct Avx512(__m512);
+
+/// The mask of the first `n` < 16 lanes.
+#[inline(always)]
+fn first(n: usize) -> u16 {
+    (1 << n) - 1
+}
+
+/// # Safety
+/// The CPU has AVX-512 F.
+#[inline(always)]
+unsafe fn widen(bf16: __m256i) -> Avx512 {
+    // SAFETY: by this function's contract.
+    Avx512(unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bf16))) })
+}
+
+// SAFETY: each method is the operation that the trait names, and touches no memory but the lanes named.
+unsafe impl Lanes for Avx512 {
+    const REGISTERS: usize = 32;
+
+    type Mxfp4Table = __m512;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        // SAFETY: the CPU has the instructions, by the trait's contract.
+        Self(unsafe { _mm512_set1_ps(value) })
+    }
+
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        // SAFETY: the CPU has the instructions, and sixteen floats are readable, by the trait's contract.
+        Self(unsafe { _mm512_loadu_ps(p) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_part(p: *const f32, n: usize) -> Self {
+        // SAFETY: the CPU has the instructions, and masked-out lanes are not read; n floats are readable, by the trait's contract.
+        Self(unsafe { _mm512_maskz_loadu_ps(first(n), p) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> Self {
+        // SAFETY: the CPU has the instructions, and 32 bytes are readable, by the trait's contract.
+        unsafe { widen(_mm256_loadu_si256(p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_part(p: *const u8, n: usize) -> Self {
+        // SAFETY: the CPU has the instructions, and masked-out lanes are not read; 2 n bytes are readable, by the trait's contract.
+        unsafe { widen(_mm256_maskz_loadu_epi16(first(n), p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn mxfp4_table(scale: u8) -> __m512 {
+        // SAFETY: the CPU has the instructions, by the trait's contract; E2M1 has sixteen floats.
+        unsafe { _mm512_mul_ps(_mm512_loadu_ps(E2M1.as_ptr()), _mm512_set1_ps(E8M0[usize::from(scale)])) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_mxfp4(p: *const u8, table: __m512) -> Self {
+        // SAFETY: the CPU has the instructions, and eight bytes are readable, by the trait's contract.
+        unsafe {
+            // Lanes 0–7 see the first four bytes, 8–15 the others; each shifts its code down to where the permutation
+            // looks, which is the lowest four bits.
+            let low = _mm512_broadcastd_epi32(_mm_loadu_si32(p));
+            let both = _mm512_mask_broadcastd_epi32(low, 0xff00, _mm_loadu_si32(p.add(4)));
+            let shift = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+            Self(_mm512_permutexvar_ps(_mm512_srlv_epi32(both, shift), table))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // SAFETY: the CPU has the instructions, and sixteen floats are writable, by the trait's contract.
+        unsafe { _mm512_storeu_ps(p, self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_part(self, p: *mut f32, n: usize) {
+        // SAFETY: the CPU has the instructions, and masked-out lanes are not written; n floats are writable, by the trait's contract.
+        unsafe { _mm512_mask_storeu_ps(p, first(n), self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, b: Self) -> Self {
+        // SAFETY: the CPU has the instructions, by the trait's contract.
+        Self(unsafe { _mm512_add_ps(self.0, b.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn sub(self, b: Self) -> Self {
+        // SAFETY: the CPU has the instructions, by the trait's contract.
+        Self(unsafe { _mm512_sub_ps(self.0, b.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, b: Self) -> Self {
+        // SAFETY: the CPU has the instructions, by the trait's contract.
+        Self(unsafe { _mm512_mul_ps(self.0, b.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn div(self, b: Self) -> Self {
+        // SAFETY: the CPU has the instructions, by the trait's contract.
+        Self(unsafe { _mm512_div_ps(self.0, b.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn max(self, b: Self) -> Self {
+        // SAFETY: the CPU has the instructions, by the trait's contract.
+        Self(unsafe { _mm512_max_ps(self.0, b.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn min(self, b: Self) -> Self {
+        // SAFETY: the CPU has the instructions, by the trait's contract.
+        Self(unsafe { _mm512_min_ps(self.0, b.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn fma(self, b: Self, c: Self) -> Self {
+        // SAFETY: the CPU has the instructions, by the trait's contract.
+        Self(unsafe { _mm512_fmadd_ps(self.0, b.0, c.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn sqrt(self) -> Self {
+        // SAFETY: the CPU has the instructions, by the trait's contract.
+        Self(unsafe { _mm512_sqrt_ps(self.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn select_lt(self, other: Self, mask_a: Self, mask_b: Self) -> Self {
+        // SAFETY: the CPU has the instructions, by the trait's contract.
+        Self(unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(mask_a.0, mask_b.0), other.0, self.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn copysign(self, sign: Self) -> Self {
+        // SAFETY: the CPU has the instructions, by the trait's contract.
+        unsafe {
+            let bit = _mm512_set1_ps(-0.0);
+            Self(_mm512_or_ps(_mm512_andnot_ps(bit, self.0), _mm512_and_ps(bit, sign.0)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn round(self) -> Self {
+        // SAFETY: the CPU has the instructions, by the trait's contract.
+        Self(unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn exp2_int(self) -> Self {
+        // SAFETY: the CPU has the instructions, by the trait's contract.
+        unsafe {
+            let biased = _mm512_add_epi32(_mm512_cvttps_epi32(self.0), _mm512_set1_epi32(127));
+            Self(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn split_exponent(self) -> (Self, Self) {
+        // SAFETY: the CPU has the instructions, by the trait's contract.
+        unsafe {
+            let bits = _mm512_castps_si512(self.0);
+            let fraction = _mm512_and_si512(bits, _mm512_set1_epi32(0x007f_ffff));
+            let mantissa = _mm512_or_si512(fraction, _mm512_set1_epi32(0x3f80_0000));
+            let exponent = _mm512_sub_epi32(_mm512_srli_epi32::<23>(bits), _mm512_set1_epi32(127));
+            (Self(_mm512_castsi512_ps(mantissa)), Self(_mm512_cvtepi32_ps(exponent)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        // SAFETY: the CPU has the instructions, by the trait's contract.
+        unsafe {
+            let eight = _mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0));
+            avx2::tree_add(eight)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn max_lane(self) -> f32 {
+        // SAFETY: the CPU has the instructions, by the trait's contract.
+        unsafe {
+            let eight = _mm256_max_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0));
+            avx2::tree_max(eight)
+        }
+    }
+}
