@@ -22,11 +22,6 @@ impl<'a> Disjoint<'a> {
         Self { start: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
     }
 
-    /// Its elements.
-    pub(super) fn len(self) -> usize {
-        self.len
-    }
-
     /// Writes one element.
     ///
     /// # Safety

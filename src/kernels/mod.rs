@@ -16,6 +16,7 @@ mod dispatch;
 mod elementwise;
 mod kda;
 mod lanes;
+mod limits;
 mod math;
 mod matmul;
 mod mix;

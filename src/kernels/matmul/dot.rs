@@ -1,6 +1,8 @@
 //! Weight rows × few activation rows: each weight is decoded in registers on its way from memory and met by every
 //! activation row at once.
 
+#![expect(clippy::needless_range_loop, reason = "indices below constants unroll into registers")]
+
 use super::super::disjoint::Disjoint;
 use super::super::lanes::{Kernel, LANES, Lanes};
 use super::format::{Format, GROUP};

@@ -3,6 +3,8 @@
 //! Columns are taken in blocks that fit the caches; between blocks the sixteen partial sums of each dot product rest in
 //! memory, so its order is that of one pass over all columns.
 
+#![expect(clippy::needless_range_loop, reason = "indices below constants unroll into registers")]
+
 use std::mem::MaybeUninit;
 
 use super::super::lanes::{Kernel, LANES, Lanes};
@@ -18,11 +20,13 @@ pub(super) const T_MAX: usize = 96;
 
 /// Room for decoded weights: for each tile of rows, for each sixteen columns, the rows' lanes one after the other.
 #[repr(align(64))]
-struct Panel([MaybeUninit<f32>; ROWS * COLS]);
+#[expect(dead_code, reason = "reached by pointer")]
+struct Panel([f32; ROWS * COLS]);
 
 /// Room for partial sums: those of weight row r and activation row t at `(r · T_MAX + t) · 16`.
 #[repr(align(64))]
-struct Sums([MaybeUninit<f32>; ROWS * T_MAX * LANES]);
+#[expect(dead_code, reason = "reached by pointer")]
+struct Sums([f32; ROWS * T_MAX * LANES]);
 
 /// One panel at work.
 #[derive(Clone, Copy)]

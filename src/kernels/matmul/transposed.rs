@@ -1,5 +1,7 @@
 //! Wᵀ x: sums over weight rows, for the product that folds a matrix into the query of latent attention.
 
+#![expect(clippy::needless_range_loop, reason = "indices below constants unroll into registers")]
+
 use super::super::disjoint::Disjoint;
 use super::super::lanes::{Kernel, LANES, Lanes};
 use super::format::{Format, GROUP};
