@@ -72,12 +72,18 @@ impl<F: Format> Product<'_, F> {
         for i in 0..T {
             x[i] = self.x[(t + i) * self.x_stride..][..self.cols].as_ptr();
         }
+        // The rows of the next tile are brought near meanwhile: the processor by itself looks ahead in a page, not further.
+        let mut next = w;
+        for r in 0..R {
+            next[r] = self.weights.row((self.first_row + row + R + r).min(self.first_row + self.rows - 1));
+        }
         // SAFETY: rows and columns are in range; nobody else writes this block of y.
         unsafe {
             let mut sums = [[L::splat(0.0); T]; R];
             let mut k = 0;
             while k + GROUP <= self.cols {
                 for r in 0..R {
+                    F::prefetch(next[r], k);
                     let group = F::group::<L>(w[r], k);
                     let first = F::load::<L>(w[r], k, group);
                     for i in 0..T {

@@ -106,7 +106,9 @@ impl<F: Format> Block<'_, F> {
                     let lanes = if row >= self.rows {
                         L::splat(0.0)
                     } else if step + 2 <= self.width / LANES {
-                        // Two at once: in MXFP4 they share a table.
+                        // Two at once: in MXFP4 they share a table. The next block of columns is brought near: rows
+                        // lie too far apart for the processor to see where this is going.
+                        F::prefetch(from, column + COLS);
                         let group = F::group::<L>(from, column);
                         F::load::<L>(from, column, group).store(to.add(step * R * LANES));
                         step += 1;
