@@ -1,4 +1,4 @@
-//! The kernels on the shapes of the released Kimi K3: `cargo bench --bench kernels [-- filter…]`.
+//! The kernels on the shapes of the released Kimi K3: `cargo bench --bench kernels [-- isa…]`.
 //!
 //! Every line gives the median of its repeats and their spread, and for what limits it the share of that limit, measured
 //! in the same run: reading memory for one row, multiply-adds from registers for many.
@@ -19,8 +19,8 @@ const TRUNK: [(usize, usize); 3] = [(12288, 7168), (7168, 12288), (1536, 7168)];
 const EXPERT: [(usize, usize); 2] = [(3072, 3584), (3584, 3072)];
 
 fn main() {
-    let filters: Vec<_> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
-    let wanted = |name: &str| filters.is_empty() || filters.iter().any(|f| name.contains(f.as_str()));
+    let named: Vec<_> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let wanted = |name: &str| named.is_empty() || named.iter().any(|n| n == name);
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let pool = random_bytes(POOL_BYTES);
     for isa in Isa::ALL {
@@ -40,7 +40,7 @@ fn main() {
                 bench.matmul("mxfp4", rows, cols, 1);
             }
             if isa != Isa::Scalar {
-                for t in [2, 4, 8, 64] {
+                for t in [2, 4, 8, 64, 512] {
                     bench.matmul("bf16", TRUNK[2].0, TRUNK[2].1, t);
                     bench.matmul("mxfp4", EXPERT[0].0, EXPERT[0].1, t);
                 }

@@ -90,6 +90,7 @@ impl Compute {
     ///
     /// # Panics
     /// As [`Compute::matmul`].
+    #[expect(clippy::too_many_arguments, reason = "shapes")]
     pub fn matmul_heads(
         &self,
         w: Matrix<'_>,

@@ -149,11 +149,7 @@ unsafe impl Lanes for Scalar {
 
     #[inline(always)]
     unsafe fn fma(self, b: Self, c: Self) -> Self {
-        let mut out = self.0;
-        for i in 0..LANES {
-            out[i] = out[i].mul_add(b.0[i], c.0[i]);
-        }
-        Self(out)
+        Self(std::array::from_fn(|i| self.0[i].mul_add(b.0[i], c.0[i])))
     }
 
     #[inline(always)]

@@ -1,5 +1,5 @@
-//! Weight rows × few activation rows: each weight is decoded in registers on its way from memory and met by every
-//! activation row at once.
+//! Weight rows × few activation rows: each weight is decoded in registers on its way from memory and met by up to
+//! four activation rows at once.
 
 #![expect(clippy::needless_range_loop, reason = "indices below constants unroll into registers")]
 
@@ -7,8 +7,8 @@ use super::super::disjoint::Disjoint;
 use super::super::lanes::{Kernel, LANES, Lanes};
 use super::format::{Format, GROUP};
 
-/// Activation rows from which a panel pays.
-pub(super) const PANEL_ROWS_MIN: usize = 4;
+/// Activation rows from which a panel pays. Below, weights are decoded again for every four, from the nearest cache.
+pub(super) const PANEL_ROWS_MIN: usize = 20;
 
 /// y\[t, r\] = Σ_k W\[r, k\] x\[t, k\] for a block of weight rows and a block of activation rows.
 #[derive(Clone, Copy)]
@@ -38,12 +38,12 @@ impl<F: Format> Kernel for Product<'_, F> {
         unsafe {
             while row + 4 <= self.rows {
                 let mut t = 0;
-                while t + 2 <= self.t {
-                    self.tile::<L, 4, 2>(row, t);
-                    t += 2;
-                }
-                if t < self.t {
-                    self.tile::<L, 4, 1>(row, t);
+                while t < self.t {
+                    t += match self.t - t {
+                        4.. if L::REGISTERS >= 32 => self.tile::<L, 4, 4>(row, t),
+                        2.. => self.tile::<L, 4, 2>(row, t),
+                        _ => self.tile::<L, 4, 1>(row, t),
+                    };
                 }
                 row += 4;
             }
@@ -58,12 +58,12 @@ impl<F: Format> Kernel for Product<'_, F> {
 }
 
 impl<F: Format> Product<'_, F> {
-    /// R weight rows from `row` × T activation rows from `t`.
+    /// R weight rows from `row` × T activation rows from `t`. Returns T.
     ///
     /// # Safety
     /// As of [`Kernel::run`].
     #[inline(always)]
-    unsafe fn tile<L: Lanes, const R: usize, const T: usize>(self, row: usize, t: usize) {
+    unsafe fn tile<L: Lanes, const R: usize, const T: usize>(self, row: usize, t: usize) -> usize {
         let mut w = [self.weights.row(self.first_row + row); R];
         for r in 0..R {
             w[r] = self.weights.row(self.first_row + row + r);
@@ -118,5 +118,6 @@ impl<F: Format> Product<'_, F> {
                 }
             }
         }
+        T
     }
 }

@@ -13,9 +13,9 @@ use super::format::{Format, GROUP};
 
 /// Columns of a block: 4 weight rows of it take 8 KiB, 6 activation rows 12 KiB of the first-level cache.
 const COLS: usize = 512;
-/// Weight rows of a panel.
-const ROWS: usize = 32;
-/// Activation rows that share a panel; their partial sums take 32 · 96 · 64 B = 192 KiB of the second-level cache.
+/// Weight rows of a panel, which then takes 32 KiB.
+const ROWS: usize = 16;
+/// Activation rows that share a panel; their partial sums take 16 · 96 · 64 B = 96 KiB of the second-level cache.
 pub(super) const T_MAX: usize = 96;
 
 /// Room for decoded weights: for each tile of rows, for each sixteen columns, the rows' lanes one after the other.
