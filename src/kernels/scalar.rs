@@ -169,13 +169,8 @@ unsafe impl Lanes for Scalar {
 
     #[inline(always)]
     unsafe fn select_lt(self, other: Self, mask_a: Self, mask_b: Self) -> Self {
-        let mut out = other.0;
-        for i in 0..LANES {
-            if mask_a.0[i] < mask_b.0[i] {
-                out[i] = self.0[i];
-            }
-        }
-        Self(out)
+        let pick = |i: usize| if mask_a.0[i] < mask_b.0[i] { self.0[i] } else { other.0[i] };
+        Self(std::array::from_fn(pick))
     }
 
     #[inline(always)]
