@@ -135,12 +135,6 @@ unsafe impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn sqrt(self) -> Self {
-        // SAFETY: the CPU has the instructions, by the trait's contract.
-        Self(unsafe { _mm512_sqrt_ps(self.0) })
-    }
-
-    #[inline(always)]
     unsafe fn select_lt(self, other: Self, mask_a: Self, mask_b: Self) -> Self {
         // SAFETY: the CPU has the instructions, by the trait's contract.
         Self(unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(mask_a.0, mask_b.0), other.0, self.0) })
@@ -187,16 +181,7 @@ unsafe impl Lanes for Avx512 {
         // SAFETY: the CPU has the instructions, by the trait's contract.
         unsafe {
             let eight = _mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0));
-            avx2::tree_add(eight)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn max_lane(self) -> f32 {
-        // SAFETY: the CPU has the instructions, by the trait's contract.
-        unsafe {
-            let eight = _mm256_max_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0));
-            avx2::tree_max(eight)
+            avx2::tree_sum(eight)
         }
     }
 }

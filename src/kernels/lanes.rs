@@ -47,8 +47,6 @@ pub(super) unsafe trait Lanes: Copy {
     unsafe fn div(self, b: Self) -> Self;
     /// self · b + c, rounded once.
     unsafe fn fma(self, b: Self, c: Self) -> Self;
-    /// Square root.
-    unsafe fn sqrt(self) -> Self;
     /// Lane-wise `if self > b { self } else { b }` (b where either is NaN).
     unsafe fn max(self, b: Self) -> Self;
     /// Lane-wise `if self < b { self } else { b }` (b where either is NaN).
@@ -65,8 +63,6 @@ pub(super) unsafe trait Lanes: Copy {
     unsafe fn split_exponent(self) -> (Self, Self);
     /// The fixed tree: lanes i and i+8 added, then i and i+4, i+2, i+1.
     unsafe fn sum(self) -> f32;
-    /// The largest lane by the same tree of [`Lanes::max`].
-    unsafe fn max_lane(self) -> f32;
 }
 
 /// Asks for the cache line at `p` to be brought to the second-level cache. Any address will do: a bad one is ignored.

@@ -36,19 +36,6 @@ impl Scalar {
         }
         Self(out)
     }
-
-    #[inline(always)]
-    fn tree(self, f: impl Fn(f32, f32) -> f32) -> f32 {
-        let mut v = self.0;
-        let mut width = LANES / 2;
-        while width > 0 {
-            for i in 0..width {
-                v[i] = f(v[i], v[i + width]);
-            }
-            width /= 2;
-        }
-        v[0]
-    }
 }
 
 // SAFETY: no special instructions; pointers are valid for the lanes read or written by the trait's contract, and all
@@ -153,11 +140,6 @@ unsafe impl Lanes for Scalar {
     }
 
     #[inline(always)]
-    unsafe fn sqrt(self) -> Self {
-        self.each(f32::sqrt)
-    }
-
-    #[inline(always)]
     unsafe fn max(self, b: Self) -> Self {
         self.zip(b, |a, b| if a > b { a } else { b })
     }
@@ -196,11 +178,12 @@ unsafe impl Lanes for Scalar {
 
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
-        self.tree(|a, b| a + b)
-    }
-
-    #[inline(always)]
-    unsafe fn max_lane(self) -> f32 {
-        self.tree(|a, b| if a > b { a } else { b })
+        let mut v = self.0;
+        for width in [8, 4, 2, 1] {
+            for i in 0..width {
+                v[i] += v[i + width];
+            }
+        }
+        v[0]
     }
 }
