@@ -80,7 +80,10 @@ mod tests {
             for (items, cost) in [(0, 1), (1, 1), (7, 1 << 30), (1000, 1 << 14), (40_000, 3), (5, 0)] {
                 let seen = Mutex::new(vec![0u8; items]);
                 compute.ranges(items, cost, &|range| seen.lock().unwrap()[range].iter_mut().for_each(|n| *n += 1));
-                assert!(seen.into_inner().unwrap().iter().all(|n| *n == 1), "{items} items of {cost}, {threads} threads");
+                assert!(
+                    seen.into_inner().unwrap().iter().all(|n| *n == 1),
+                    "{items} items of {cost}, {threads} threads"
+                );
             }
         }
     }
