@@ -1,7 +1,7 @@
 //! Activations, gates and sums, element by element.
 
 use super::Compute;
-use super::disjoint::DisjointMut;
+use super::disjoint::Disjoint;
 use super::lanes::{Kernel, LANES, Lanes};
 use super::math::{sigmoid, tanh};
 use super::slices::{load, store};
@@ -21,10 +21,10 @@ impl Compute {
     /// x = sigmoid(x).
     pub fn sigmoid(&self, x: &mut [f32]) {
         let len = x.len();
-        let shared = DisjointMut::new(x);
+        let shared = Disjoint::new(x);
         self.ranges(len.div_ceil(BLOCK), 20 * BLOCK / LANES, &|blocks| {
             // SAFETY: the ranges of blocks are disjoint, and each task writes its own alone.
-            let x = unsafe { shared.range(blocks.start * BLOCK..len.min(blocks.end * BLOCK)) };
+            let x = unsafe { shared.part(blocks.start * BLOCK..len.min(blocks.end * BLOCK)) };
             self.isa.run(Sigmoid { x });
         });
     }
@@ -65,11 +65,11 @@ impl Compute {
     fn update<O: Op>(&self, name: &str, x: &mut [f32], y: &[f32], op: O) {
         let len = x.len();
         assert_eq!(y.len(), len, "{name} must be as long as the slice that it updates");
-        let shared = DisjointMut::new(x);
+        let shared = Disjoint::new(x);
         self.ranges(len.div_ceil(BLOCK), O::COST * BLOCK / LANES, &|blocks| {
             let part = blocks.start * BLOCK..len.min(blocks.end * BLOCK);
             // SAFETY: the ranges of blocks are disjoint, and each task writes its own alone.
-            let x = unsafe { shared.range(part.clone()) };
+            let x = unsafe { shared.part(part.clone()) };
             self.isa.run(Update { x, y: &y[part], op });
         });
     }

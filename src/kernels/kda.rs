@@ -1,7 +1,8 @@
 //! Kimi Delta Attention: decay and the gated delta rule.
+#![expect(clippy::needless_range_loop, reason = "indices below constants unroll into registers")]
 
 use super::Compute;
-use super::disjoint::DisjointMut;
+use super::disjoint::Disjoint;
 use super::lanes::{Kernel, LANES, Lanes};
 use super::math::{exp, sigmoid, softplus};
 use super::slices::{load, store};
@@ -30,11 +31,11 @@ impl Compute {
         let len = g.len();
         assert!(len.is_multiple_of(dt_bias.len()), "g has {len} values, not whole rows of {}", dt_bias.len());
         let dim = dt_bias.len() / heads;
-        let g = DisjointMut::new(g);
+        let g = Disjoint::new(g);
         self.ranges(len / dim, 50 * dim.div_ceil(LANES), &|items| {
             for item in items {
                 // SAFETY: an item is one head of one row; each is in one task.
-                let g = unsafe { g.range(item * dim..(item + 1) * dim) };
+                let g = unsafe { g.part(item * dim..(item + 1) * dim) };
                 let head = item % heads;
                 let dt_bias = &dt_bias[head * dim..(head + 1) * dim];
                 self.isa.run(Decay { g, a: a[head], dt_bias, lower_bound });
@@ -81,7 +82,7 @@ impl Compute {
             return;
         }
         let with_out = !out.is_empty();
-        let (state, out) = (DisjointMut::new(state), DisjointMut::new(out));
+        let (state, out) = (Disjoint::new(state), Disjoint::new(out));
         let blocks = dim.div_ceil(BLOCK);
         let cost = 5 * WIDE * dim * rows;
         self.ranges(heads * blocks, cost, &|items| {

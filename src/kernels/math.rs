@@ -8,24 +8,16 @@
 use super::lanes::Lanes;
 
 /// ln 2 in two parts; the first has ten bits, so that its product with an exponent is exact.
-const LN_2_HIGH: f32 = 0.693_359_375;
+const LN_2_HIGH: f32 = 355.0 / 512.0;
 const LN_2_LOW: f32 = -2.121_944_4e-4;
 
 /// (e^r − 1 − r) / r² for |r| ≤ ln 2 / 2, from the constant term up.
 const EXP: [f32; 5] = [0.5, 0.166_665_76, 0.041_666_556, 0.008_363_203, 0.001_392_621_3];
 /// (log(1 + f) − f + f²/2) / f³ for 1 + f from √½ to √2, from the constant term up.
-const LOG: [f32; 8] = [
-    0.333_333_31,
-    -0.250_003_07,
-    0.200_010_45,
-    -0.166_412_82,
-    0.142_144_96,
-    -0.129_981_83,
-    0.126_223_19,
-    -0.079_027_44,
-];
+const LOG: [f32; 8] =
+    [0.333_333_3, -0.250_003_07, 0.200_010_45, -0.166_412_82, 0.142_144_96, -0.129_981_83, 0.126_223_19, -0.079_027_44];
 /// (tanh(x)/x − 1) / x² in x² for |x| ≤ 0.625, from the constant term up.
-const TANH: [f32; 5] = [-0.333_333_28, 0.133_327_69, -0.053_850_908, 0.020_997_18, -0.006_096_714_2];
+const TANH: [f32; 5] = [-0.333_333_28, 0.133_327_7, -0.053_850_908, 0.020_997_18, -0.006_096_714];
 
 #[inline(always)]
 unsafe fn polynomial<L: Lanes, const N: usize>(x: L, coefficients: [f32; N]) -> L {

@@ -16,6 +16,7 @@ mod dispatch;
 mod elementwise;
 mod kda;
 mod lanes;
+mod limits;
 mod math;
 mod matmul;
 mod mix;
@@ -25,6 +26,7 @@ mod norm;
 mod pool;
 mod scalar;
 mod slices;
+mod split;
 
 use std::fmt;
 use std::str::FromStr;
