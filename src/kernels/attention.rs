@@ -46,6 +46,9 @@ impl Compute {
         let rows = q.len() / (heads * width);
         assert_eq!(cache.len(), (past + rows) * width, "cache must be [{past} + {rows}, {width}]");
         assert_eq!(out.len(), rows * heads * rank, "out must be [{rows}, {heads}, {rank}]");
+        if rows == 0 {
+            return;
+        }
         // As many heads share a block as lanes hold them; fewer where that leaves a thread without work.
         let group = (rows * heads).div_ceil(self.threads()).next_multiple_of(4).min(LANES).min(heads);
         let groups = heads.div_ceil(group);

@@ -37,7 +37,6 @@ impl<'a> Disjoint<'a> {
     ///
     /// # Safety
     /// Parts in use at the same time do not overlap.
-    #[expect(clippy::mut_from_ref, reason = "that is what the contract is about")]
     pub(super) unsafe fn part(&self, range: Range<usize>) -> &'a mut [f32] {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} elements", self.len);
         // SAFETY: in bounds; exclusive by this method's contract, and the slice is borrowed for `'a`.

@@ -193,6 +193,22 @@ fn activations_saturate_without_nan() {
 }
 
 #[test]
+fn no_rows_are_no_work() {
+    each_isa(|compute| {
+        compute.rms_norm(&[], &[1.0; 4], 1e-5, &mut []);
+        compute.l2_norm(&mut [], 4, 1e-6, 1.0);
+        compute.sigmoid(&mut []);
+        compute.short_conv(&[0.0; 6], &[1.0; 8], 2, &mut []);
+        compute.kda_decay(&mut [], &[1.0], &[0.0; 4], None);
+        let mut state = [2.0; 4];
+        compute.kda_rows(&mut state, 1, 2, &[], &[], &[], &[], &[], &mut []);
+        assert_eq!(state, [2.0; 4]);
+        compute.attn_res_mix(&[&[]], &[1.0; 4], 1e-5, &mut []);
+        compute.latent_attention(&[], &[0.0; 6], 2, 1, 3, 2, 1.0, &mut []);
+    });
+}
+
+#[test]
 fn lengths_that_do_not_fit_are_refused_with_their_names() {
     let compute = compute(Isa::Scalar, 1);
     let message = |f: &dyn Fn()| {
