@@ -42,4 +42,23 @@ impl<'a> Disjoint<'a> {
         // SAFETY: in bounds; exclusive by this method's contract, and the slice is borrowed for `'a`.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
+    /// The first element, for parts that are not one run of elements. Whoever writes through it keeps to elements that
+    /// no other task touches.
+    pub(super) fn as_ptr(&self) -> *mut f32 {
+        self.start
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "3..9 of 8 elements")]
+    fn a_part_outside_the_slice_is_refused() {
+        let mut data = [0.0; 8];
+        let shared = Disjoint::new(&mut data);
+        // SAFETY: the only part; it panics before it is made.
+        let _ = unsafe { shared.part(3..9) };
+    }
 }

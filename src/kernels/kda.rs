@@ -1,19 +1,56 @@
 //! Kimi Delta Attention: decay and the gated delta rule.
+#![expect(clippy::needless_range_loop, reason = "indices below constants unroll into registers")]
 
 use super::Compute;
+use super::disjoint::Disjoint;
+use super::lanes::{Kernel, LANES, Lanes};
+use super::math::{exp, sigmoid, softplus};
+use super::slices::{load, store};
 
-#[expect(unused_variables, reason = "signatures")]
+/// Vectors of value channels that a pass over the keys takes together.
+const WIDE: usize = 4;
+/// Value channels of a task: with 128 keys their state is 32 KiB, which the first-level cache holds over the rows.
+const BLOCK: usize = WIDE * LANES;
+/// From so many rows on, a block is copied out and back: where it lies, its keys are a power of two apart, so that they
+/// compete for half the cache's sets, or a quarter.
+const PACK_ROWS: usize = 4;
+
 impl Compute {
     /// KDA decay: g `[T, heads, dim]` → α = exp(log α) in place; `a` = exp(A_log) `[heads]`, `dt_bias` `[heads · dim]`.
     /// log α = lower_bound · sigmoid(a (g + dt_bias)), or −a · softplus(g + dt_bias) without a bound.
+    ///
+    /// # Panics
+    /// When the lengths do not fit.
     pub fn kda_decay(&self, g: &mut [f32], a: &[f32], dt_bias: &[f32], lower_bound: Option<f32>) {
-        todo!()
+        let heads = a.len();
+        assert!(
+            heads > 0 && !dt_bias.is_empty() && dt_bias.len().is_multiple_of(heads),
+            "dt_bias has {} values, not a whole number for each of {heads} heads",
+            dt_bias.len()
+        );
+        let len = g.len();
+        assert!(len.is_multiple_of(dt_bias.len()), "g has {len} values, not whole rows of {}", dt_bias.len());
+        let dim = dt_bias.len() / heads;
+        let g = Disjoint::new(g);
+        self.ranges(len / dim, 50 * dim.div_ceil(LANES), &|items| {
+            for item in items {
+                // SAFETY: an item is one head of one row; each is in one task.
+                let g = unsafe { g.part(item * dim..(item + 1) * dim) };
+                let head = item % heads;
+                let dt_bias = &dt_bias[head * dim..(head + 1) * dim];
+                self.isa.run(Decay { g, a: a[head], dt_bias, lower_bound });
+            }
+        });
     }
 
     /// The gated delta rule over T rows of one sequence. `state` `[heads, d_k, d_v]` is updated in place; q, k, alpha, v
-    /// `[T, heads, dim]`, beta `[T, heads]`; out `[T, heads, dim]`, or empty when only the state is wanted (same bits).
+    /// `[T, heads, dim]`, beta `[T, heads]`; out `[T, heads, dim]`, or empty when only the state is wanted (same bits;
+    /// q may then be empty too).
     ///
     /// Per row: S ← diag(α) S; r = Sᵀk (keys ascending, fused, from +0.0); S ← S + (β k) ⊗ (v − r); o = Sᵀ q likewise.
+    ///
+    /// # Panics
+    /// When the lengths do not fit.
     #[expect(clippy::too_many_arguments, reason = "the rule's operands")]
     pub fn kda_rows(
         &self,
@@ -27,6 +64,196 @@ impl Compute {
         beta: &[f32],
         out: &mut [f32],
     ) {
-        todo!()
+        assert!(heads > 0 && dim > 0, "heads and dim must not be 0");
+        assert_eq!(state.len(), heads * dim * dim, "state must be [{heads}, {dim}, {dim}]");
+        assert!(beta.len().is_multiple_of(heads), "beta has {} values, not whole rows of {heads}", beta.len());
+        let rows = beta.len() / heads;
+        let len = rows * heads * dim;
+        for (name, slice) in [("k", k), ("alpha", alpha), ("v", v)] {
+            assert_eq!(slice.len(), len, "{name} must be [{rows}, {heads}, {dim}]");
+        }
+        assert!(out.is_empty() || out.len() == len, "out has {} values: must be {len} or none", out.len());
+        assert!(
+            q.len() == len || q.is_empty() && out.is_empty(),
+            "q has {} values: must be {len}, or none if out has none",
+            q.len()
+        );
+        if rows == 0 {
+            return;
+        }
+        let with_out = !out.is_empty();
+        let (state, out) = (Disjoint::new(state), Disjoint::new(out));
+        let blocks = dim.div_ceil(BLOCK);
+        let cost = 5 * WIDE * dim * rows;
+        self.ranges(heads * blocks, cost, &|items| {
+            let mut packed = if rows < PACK_ROWS { Vec::new() } else { vec![0.0; dim * BLOCK.min(dim)] };
+            for item in items {
+                let (head, first) = (item / blocks, item % blocks * BLOCK);
+                let count = BLOCK.min(dim - first);
+                // SAFETY: an item is one head's block of channels, which lies inside the state, and is in one task.
+                let block = unsafe { state.as_ptr().add(head * dim * dim + first) };
+                let rule = |state: *mut f32, stride| {
+                    let out = with_out.then(|| out.as_ptr());
+                    let operands = Operands { q, k, alpha, v, beta };
+                    self.isa.run(DeltaRule { state, stride, out, heads, dim, rows, head, first, count, operands });
+                };
+                if packed.is_empty() {
+                    rule(block, dim);
+                    continue;
+                }
+                // SAFETY: keys < dim of the block's `count` channels: inside the state's block, which is this task's
+                // alone, and inside `packed`, which has room for dim · min(64, dim).
+                unsafe {
+                    for key in 0..dim {
+                        block.add(key * dim).copy_to_nonoverlapping(packed.as_mut_ptr().add(key * count), count);
+                    }
+                    rule(packed.as_mut_ptr(), count);
+                    for key in 0..dim {
+                        block.add(key * dim).copy_from_nonoverlapping(packed.as_ptr().add(key * count), count);
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// One head of one row.
+struct Decay<'a> {
+    g: &'a mut [f32],
+    a: f32,
+    dt_bias: &'a [f32],
+    lower_bound: Option<f32>,
+}
+
+impl Kernel for Decay<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        let n = self.g.len().min(self.dt_bias.len());
+        let (g, dt_bias) = (self.g.as_mut_ptr(), self.dt_bias.as_ptr());
+        let mut i = 0;
+        while i < n {
+            // SAFETY: n − i elements are left from g + i and dt_bias + i; the CPU has the instructions (caller).
+            unsafe {
+                let a = L::splat(self.a);
+                let x = load::<L>(g.add(i), n - i).add(load(dt_bias.add(i), n - i));
+                let log_alpha = match self.lower_bound {
+                    Some(bound) => L::splat(bound).mul(sigmoid(a.mul(x))),
+                    None => L::splat(-self.a).mul(softplus(x)),
+                };
+                store(exp(log_alpha), g.add(i), n - i);
+            }
+            i += LANES;
+        }
+    }
+}
+
+/// What [`Compute::kda_rows`] reads, whole.
+#[derive(Clone, Copy)]
+struct Operands<'a> {
+    q: &'a [f32],
+    k: &'a [f32],
+    alpha: &'a [f32],
+    v: &'a [f32],
+    beta: &'a [f32],
+}
+
+/// All rows of one head's block of value channels. The rule never mixes value channels, so blocks are independent.
+struct DeltaRule<'a> {
+    /// `count` channels of each of `dim` keys, nobody else's at this time.
+    state: *mut f32,
+    /// From a key's channels to the next key's.
+    stride: usize,
+    /// `[rows, heads, dim]`, of which the block is written, by nobody else.
+    out: Option<*mut f32>,
+    heads: usize,
+    dim: usize,
+    rows: usize,
+    head: usize,
+    /// First channel of the block.
+    first: usize,
+    /// Channels in the block.
+    count: usize,
+    operands: Operands<'a>,
+}
+
+impl Kernel for DeltaRule<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        // SAFETY: the block has `count` channels, of which `channel` is one; the CPU has the instructions (caller).
+        unsafe {
+            if self.count == BLOCK {
+                return match self.out {
+                    Some(out) => self.channels::<L, WIDE, true>(0, out),
+                    None => self.channels::<L, WIDE, false>(0, std::ptr::null_mut()),
+                };
+            }
+            let mut channel = 0;
+            while channel < self.count {
+                match self.out {
+                    Some(out) => self.channels::<L, 1, true>(channel, out),
+                    None => self.channels::<L, 1, false>(channel, std::ptr::null_mut()),
+                }
+                channel += LANES;
+            }
+        }
+    }
+}
+
+impl DeltaRule<'_> {
+    /// The rule for `N` vectors of value channels from `channel` of the block; all but the last are whole.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `L`; the operands have their documented shapes; `out` is valid if `OUT`.
+    #[inline(always)]
+    unsafe fn channels<L: Lanes, const N: usize, const OUT: bool>(&self, channel: usize, out: *mut f32) {
+        let (dim, left) = (self.dim, self.count - channel);
+        let Operands { q, k, alpha, v, beta } = self.operands;
+        // SAFETY: every index below is inside the documented shapes: key < dim, channels < first + count ≤ dim.
+        unsafe {
+            let state = self.state.add(channel);
+            for row in 0..self.rows {
+                let at = (row * self.heads + self.head) * dim;
+                let (k, alpha) = (k.as_ptr().add(at), alpha.as_ptr().add(at));
+                let beta = L::splat(*beta.as_ptr().add(row * self.heads + self.head));
+                let mut r = [L::splat(0.0); N];
+                for key in 0..dim {
+                    let (decay, k) = (L::splat(*alpha.add(key)), L::splat(*k.add(key)));
+                    let s = state.add(key * self.stride);
+                    for n in 0..N {
+                        let value = load::<L>(s.add(n * LANES), left - n * LANES).mul(decay);
+                        r[n] = value.fma(k, r[n]);
+                    }
+                }
+                let v = v.as_ptr().add(at + self.first + channel);
+                let mut error = [L::splat(0.0); N];
+                for n in 0..N {
+                    error[n] = load::<L>(v.add(n * LANES), left - n * LANES).sub(r[n]);
+                }
+                let mut o = [L::splat(0.0); N];
+                for key in 0..dim {
+                    let (decay, step) = (L::splat(*alpha.add(key)), beta.mul(L::splat(*k.add(key))));
+                    let q = if OUT { L::splat(*q.as_ptr().add(at + key)) } else { beta };
+                    let s = state.add(key * self.stride);
+                    for n in 0..N {
+                        let value = load::<L>(s.add(n * LANES), left - n * LANES).mul(decay);
+                        let value = step.fma(error[n], value);
+                        store(value, s.add(n * LANES), left - n * LANES);
+                        if OUT {
+                            o[n] = value.fma(q, o[n]);
+                        }
+                    }
+                }
+                if OUT {
+                    let out = out.add(at + self.first + channel);
+                    for n in 0..N {
+                        store(o[n], out.add(n * LANES), left - n * LANES);
+                    }
+                }
+            }
+        }
     }
 }

@@ -109,7 +109,7 @@ mod tests {
     use crate::interrupt::Interrupt;
 
     #[test]
-    fn limits_are_positive_on_every_instruction_set() {
+    fn reading_is_measured_on_every_instruction_set() {
         for isa in Compute::available() {
             let compute = Compute::new(Some(isa), 2, Interrupt::new()).expect("available");
             let read = compute.measure_read(&[1; 100_001]);

@@ -25,6 +25,8 @@ mod neon;
 mod norm;
 mod pool;
 mod scalar;
+mod slices;
+mod split;
 
 use std::fmt;
 use std::str::FromStr;
