@@ -12,13 +12,13 @@ mod transposed;
 
 use std::ops::Range;
 
-use self::dot::{PANEL_ROWS_MIN, Product};
+use self::dot::Product;
 use self::format::{Bf16, F32, Format, GROUP, Mxfp4};
 use self::panel::{Panels, T_MAX};
 use self::transposed::Transposed;
 use super::disjoint::Disjoint;
 use super::lanes::{Kernel, LANES, Lanes};
-use super::{Compute, Matrix, Weights};
+use super::{Compute, Isa, Matrix, Weights};
 
 /// `$body` with `$weights` as the matrix's format.
 macro_rules! with_format {
@@ -222,7 +222,7 @@ impl Compute {
                 y_start: job.y_start + t.start * job.y_stride + rows.start,
                 y_stride: job.y_stride,
             };
-            if t.len() >= PANEL_ROWS_MIN {
+            if t.len() >= panel_rows_min(self.isa.isa(), job.matrix.weights) {
                 self.isa.run(Panels(product));
             } else {
                 self.isa.run(product);
@@ -251,6 +251,16 @@ impl<'a> Job<'a> {
         let t_block = T_MAX.min(self.t).max(1);
         let rows_block = (target / (self.matrix.cols * t_block)).max(1).next_multiple_of(ROWS_STEP);
         Cut { t_block, t_blocks: self.t.div_ceil(t_block), rows_block, rows_blocks: self.rows.div_ceil(rows_block) }
+    }
+}
+
+/// Activation rows from which a panel pays, as measured. Below, weights are decoded again for every few rows, which is
+/// cheap where the registers hold tiles of four rows by four, and dear where decoding is.
+fn panel_rows_min(isa: Isa, weights: Weights<'_>) -> usize {
+    match (isa, weights) {
+        (Isa::Avx512, _) => 20,
+        (_, Weights::Mxfp4 { .. }) => 4,
+        _ => 12,
     }
 }
 

@@ -7,9 +7,6 @@ use super::super::disjoint::Disjoint;
 use super::super::lanes::{Kernel, LANES, Lanes};
 use super::format::{Format, GROUP};
 
-/// Activation rows from which a panel pays. Below, weights are decoded again for every four, from the nearest cache.
-pub(super) const PANEL_ROWS_MIN: usize = 20;
-
 /// y\[t, r\] = Σ_k W\[r, k\] x\[t, k\] for a block of weight rows and a block of activation rows.
 #[derive(Clone, Copy)]
 pub(super) struct Product<'a, F> {
