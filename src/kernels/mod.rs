@@ -1,4 +1,4 @@
-//! Maths on slices: one generic source over [`lanes::Lanes`], compiled for each instruction set, and [`Compute`],
+//! Maths on slices: one generic source over `lanes::Lanes`, compiled for each instruction set, and [`Compute`],
 //! which picks one and splits outputs over threads. Kernels know shapes, not names.
 
 #[cfg(target_endian = "big")]
