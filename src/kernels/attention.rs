@@ -2,11 +2,12 @@
 //!
 //! Softmax is taken online over blocks of [`KEYS`] keys by their place in the sequence, so that the order of every sum
 //! depends on that place alone, and so that a context of any length needs no room for its scores.
+#![expect(clippy::needless_range_loop, reason = "indices below constants unroll into registers")]
 
 use std::ops::Range;
 
 use super::Compute;
-use super::disjoint::DisjointMut;
+use super::disjoint::Disjoint;
 use super::lanes::{Kernel, LANES, Lanes};
 use super::math::exp;
 use super::slices::{load, store};
@@ -45,12 +46,15 @@ impl Compute {
         let rows = q.len() / (heads * width);
         assert_eq!(cache.len(), (past + rows) * width, "cache must be [{past} + {rows}, {width}]");
         assert_eq!(out.len(), rows * heads * rank, "out must be [{rows}, {heads}, {rank}]");
+        if rows == 0 {
+            return;
+        }
         // As many heads share a block as lanes hold them; fewer where that leaves a thread without work.
         let group = (rows * heads).div_ceil(self.threads()).next_multiple_of(4).min(LANES).min(heads);
         let groups = heads.div_ceil(group);
         let together = if rows.div_ceil(ROWS) * groups >= 2 * self.threads() { ROWS } else { 1 };
         let cost = together * group * (past + rows) * (width + rank).div_ceil(LANES);
-        let out = DisjointMut::new(out);
+        let out = Disjoint::new(out);
         self.ranges(rows.div_ceil(together) * groups, cost, &|items| {
             for item in items {
                 let (row, head) = (item / groups * together, item % groups * group);

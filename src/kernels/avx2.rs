@@ -77,26 +77,12 @@ unsafe fn split_exponent(a: __m256) -> (__m256, __m256) {
 /// # Safety
 /// The CPU has AVX2.
 #[inline(always)]
-pub(super) unsafe fn tree_add(eight: __m256) -> f32 {
+pub(super) unsafe fn tree_sum(eight: __m256) -> f32 {
     // SAFETY: by this function's contract.
     unsafe {
         let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
         let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
         _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
-    }
-}
-
-/// The rest of the tree of [`Lanes::max_lane`] from eight lanes on.
-///
-/// # Safety
-/// The CPU has AVX2.
-#[inline(always)]
-pub(super) unsafe fn tree_max(eight: __m256) -> f32 {
-    // SAFETY: by this function's contract.
-    unsafe {
-        let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
-        let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-        _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
     }
 }
 
@@ -221,12 +207,6 @@ unsafe impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn sqrt(self) -> Self {
-        // SAFETY: the CPU has the instructions, by the trait's contract.
-        unsafe { Self(_mm256_sqrt_ps(self.0), _mm256_sqrt_ps(self.1)) }
-    }
-
-    #[inline(always)]
     unsafe fn select_lt(self, other: Self, mask_a: Self, mask_b: Self) -> Self {
         // SAFETY: the CPU has the instructions, by the trait's contract.
         unsafe {
@@ -276,12 +256,6 @@ unsafe impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
         // SAFETY: the CPU has the instructions, by the trait's contract.
-        unsafe { tree_add(_mm256_add_ps(self.0, self.1)) }
-    }
-
-    #[inline(always)]
-    unsafe fn max_lane(self) -> f32 {
-        // SAFETY: the CPU has the instructions, by the trait's contract.
-        unsafe { tree_max(_mm256_max_ps(self.0, self.1)) }
+        unsafe { tree_sum(_mm256_add_ps(self.0, self.1)) }
     }
 }

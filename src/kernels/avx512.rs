@@ -70,12 +70,13 @@ unsafe impl Lanes for Avx512 {
     unsafe fn load_mxfp4(p: *const u8, table: __m512) -> Self {
         // SAFETY: the CPU has the instructions, and eight bytes are readable, by the trait's contract.
         unsafe {
-            // Lanes 0–7 see the first four bytes, 8–15 the others; each shifts its code down to where the permutation
-            // looks, which is the lowest four bits.
-            let low = _mm512_broadcastd_epi32(_mm_loadu_si32(p));
-            let both = _mm512_mask_broadcastd_epi32(low, 0xff00, _mm_loadu_si32(p.add(4)));
-            let shift = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
-            Self(_mm512_permutexvar_ps(_mm512_srlv_epi32(both, shift), table))
+            // Every quarter of the register sees all eight bytes. It takes its two, each twice, one a lane, and shifts the
+            // second of the twins down; the permutation looks at the lowest four bits.
+            let all = _mm512_broadcastq_epi64(_mm_loadl_epi64(p.cast()));
+            let spread = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+            let twins = _mm512_shuffle_epi8(all, spread);
+            let code = _mm512_srlv_epi32(twins, _mm512_set1_epi64(4 << 32));
+            Self(_mm512_permutexvar_ps(code, table))
         }
     }
 
@@ -134,12 +135,6 @@ unsafe impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn sqrt(self) -> Self {
-        // SAFETY: the CPU has the instructions, by the trait's contract.
-        Self(unsafe { _mm512_sqrt_ps(self.0) })
-    }
-
-    #[inline(always)]
     unsafe fn select_lt(self, other: Self, mask_a: Self, mask_b: Self) -> Self {
         // SAFETY: the CPU has the instructions, by the trait's contract.
         Self(unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(mask_a.0, mask_b.0), other.0, self.0) })
@@ -186,16 +181,7 @@ unsafe impl Lanes for Avx512 {
         // SAFETY: the CPU has the instructions, by the trait's contract.
         unsafe {
             let eight = _mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0));
-            avx2::tree_add(eight)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn max_lane(self) -> f32 {
-        // SAFETY: the CPU has the instructions, by the trait's contract.
-        unsafe {
-            let eight = _mm256_max_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0));
-            avx2::tree_max(eight)
+            avx2::tree_sum(eight)
         }
     }
 }

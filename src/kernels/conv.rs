@@ -1,7 +1,7 @@
 //! The short causal convolution in front of KDA.
 
 use super::Compute;
-use super::disjoint::DisjointMut;
+use super::disjoint::Disjoint;
 use super::lanes::{Kernel, LANES, Lanes};
 use super::math::sigmoid;
 use super::slices::{load, store};
@@ -28,7 +28,7 @@ impl Compute {
             "rows of the window must be those of out, {rows}, and {} before them",
             taps - 1
         );
-        let out = DisjointMut::new(out);
+        let out = Disjoint::new(out);
         // Channels are split within a row too: decoding has one row of many channels.
         let blocks = channels.div_ceil(BLOCK);
         self.ranges(rows * blocks, (2 * taps + 20) * BLOCK.min(channels).div_ceil(LANES), &|items| {
@@ -37,7 +37,7 @@ impl Compute {
                 let channel = first..channels.min(first + BLOCK);
                 let start = row * channels;
                 // SAFETY: an item is one row's block of channels; the blocks are disjoint, and each is in one task.
-                let out = unsafe { out.range(start + channel.start..start + channel.end) };
+                let out = unsafe { out.part(start + channel.start..start + channel.end) };
                 self.isa.run(ShortConv {
                     window: &window[start + first..],
                     weight: &weight[first..],

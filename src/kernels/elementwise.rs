@@ -1,7 +1,7 @@
 //! Activations, gates and sums, element by element.
 
 use super::Compute;
-use super::disjoint::DisjointMut;
+use super::disjoint::Disjoint;
 use super::lanes::{Kernel, LANES, Lanes};
 use super::math::{self, sigmoid, tanh};
 use super::scalar::Scalar;
@@ -10,24 +10,12 @@ use super::slices::{load, store};
 /// Elements that are never split over threads.
 const BLOCK: usize = 1024;
 
-/// e^x, with the bits that the kernels give.
+/// e^x with the bits that the kernels give, for the odd single value.
 pub fn exp(x: f32) -> f32 {
-    // SAFETY: the scalar lanes need no special instructions.
-    unsafe { Exp { x }.run::<Scalar>() }
-}
-
-struct Exp {
-    x: f32,
-}
-
-impl Kernel for Exp {
-    type Output = f32;
-
-    #[inline(always)]
-    unsafe fn run<L: Lanes>(self) -> f32 {
-        // SAFETY: the CPU has the instructions (caller).
-        unsafe { math::exp(L::splat(self.x)).max_lane() }
-    }
+    let mut x = [x];
+    // SAFETY: the scalar lanes need no instructions but the target's own.
+    unsafe { Map { x: &mut x, function: Exp }.run::<Scalar>() };
+    x[0]
 }
 
 impl Compute {
@@ -41,18 +29,22 @@ impl Compute {
 
     /// x = sigmoid(x).
     pub fn sigmoid(&self, x: &mut [f32]) {
-        let len = x.len();
-        let shared = DisjointMut::new(x);
-        self.ranges(len.div_ceil(BLOCK), 20 * BLOCK / LANES, &|blocks| {
-            // SAFETY: the ranges of blocks are disjoint, and each task writes its own alone.
-            let x = unsafe { shared.range(blocks.start * BLOCK..len.min(blocks.end * BLOCK)) };
-            self.isa.run(Sigmoid { x });
-        });
+        self.map(x, Sigmoid);
     }
 
     /// x = e^x.
     pub fn exp(&self, x: &mut [f32]) {
-        x.iter_mut().for_each(|x| *x = exp(*x));
+        self.map(x, Exp);
+    }
+
+    fn map<F: Function>(&self, x: &mut [f32], function: F) {
+        let len = x.len();
+        let shared = Disjoint::new(x);
+        self.ranges(len.div_ceil(BLOCK), 20 * BLOCK / LANES, &|blocks| {
+            // SAFETY: the ranges of blocks are disjoint, and each task writes its own alone.
+            let x = unsafe { shared.part(blocks.start * BLOCK..len.min(blocks.end * BLOCK)) };
+            self.isa.run(Map { x, function });
+        });
     }
 
     /// gate = silu(gate) · up, with silu(g) = g · sigmoid(g).
@@ -91,11 +83,11 @@ impl Compute {
     fn update<O: Op>(&self, name: &str, x: &mut [f32], y: &[f32], op: O) {
         let len = x.len();
         assert_eq!(y.len(), len, "{name} must be as long as the slice that it updates");
-        let shared = DisjointMut::new(x);
+        let shared = Disjoint::new(x);
         self.ranges(len.div_ceil(BLOCK), O::COST * BLOCK / LANES, &|blocks| {
             let part = blocks.start * BLOCK..len.min(blocks.end * BLOCK);
             // SAFETY: the ranges of blocks are disjoint, and each task writes its own alone.
-            let x = unsafe { shared.range(part.clone()) };
+            let x = unsafe { shared.part(part.clone()) };
             self.isa.run(Update { x, y: &y[part], op });
         });
     }
@@ -136,11 +128,19 @@ impl<O: Op> Kernel for Update<'_, O> {
     }
 }
 
-struct Sigmoid<'a> {
-    x: &'a mut [f32],
+/// What becomes of each element of a slice.
+trait Function: Copy + Sync {
+    /// # Safety
+    /// The CPU has the instructions of `L`.
+    unsafe fn apply<L: Lanes>(self, x: L) -> L;
 }
 
-impl Kernel for Sigmoid<'_> {
+struct Map<'a, F> {
+    x: &'a mut [f32],
+    function: F,
+}
+
+impl<F: Function> Kernel for Map<'_, F> {
     type Output = ();
 
     #[inline(always)]
@@ -150,9 +150,31 @@ impl Kernel for Sigmoid<'_> {
         let mut i = 0;
         while i < n {
             // SAFETY: n − i elements are left from x + i; the CPU has the instructions (caller).
-            unsafe { store(sigmoid::<L>(load(x.add(i), n - i)), x.add(i), n - i) };
+            unsafe { store(self.function.apply::<L>(load(x.add(i), n - i)), x.add(i), n - i) };
             i += LANES;
         }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Sigmoid;
+
+impl Function for Sigmoid {
+    #[inline(always)]
+    unsafe fn apply<L: Lanes>(self, x: L) -> L {
+        // SAFETY: the CPU has the instructions (caller).
+        unsafe { sigmoid(x) }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Exp;
+
+impl Function for Exp {
+    #[inline(always)]
+    unsafe fn apply<L: Lanes>(self, x: L) -> L {
+        // SAFETY: the CPU has the instructions (caller).
+        unsafe { math::exp(x) }
     }
 }
 

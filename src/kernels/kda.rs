@@ -1,9 +1,8 @@
 //! Kimi Delta Attention: decay and the gated delta rule.
-
-use std::ops::Range;
+#![expect(clippy::needless_range_loop, reason = "indices below constants unroll into registers")]
 
 use super::Compute;
-use super::disjoint::DisjointMut;
+use super::disjoint::Disjoint;
 use super::lanes::{Kernel, LANES, Lanes};
 use super::math::{exp, sigmoid, softplus};
 use super::slices::{load, store};
@@ -12,6 +11,9 @@ use super::slices::{load, store};
 const WIDE: usize = 4;
 /// Value channels of a task: with 128 keys their state is 32 KiB, which the first-level cache holds over the rows.
 const BLOCK: usize = WIDE * LANES;
+/// From so many rows on, a block is copied out and back: where it lies, its keys are a power of two apart, so that they
+/// compete for half the cache's sets, or a quarter.
+const PACK_ROWS: usize = 4;
 
 impl Compute {
     /// KDA decay: g `[T, heads, dim]` → α = exp(log α) in place; `a` = exp(A_log) `[heads]`, `dt_bias` `[heads · dim]`.
@@ -29,11 +31,11 @@ impl Compute {
         let len = g.len();
         assert!(len.is_multiple_of(dt_bias.len()), "g has {len} values, not whole rows of {}", dt_bias.len());
         let dim = dt_bias.len() / heads;
-        let g = DisjointMut::new(g);
+        let g = Disjoint::new(g);
         self.ranges(len / dim, 50 * dim.div_ceil(LANES), &|items| {
             for item in items {
                 // SAFETY: an item is one head of one row; each is in one task.
-                let g = unsafe { g.range(item * dim..(item + 1) * dim) };
+                let g = unsafe { g.part(item * dim..(item + 1) * dim) };
                 let head = item % heads;
                 let dt_bias = &dt_bias[head * dim..(head + 1) * dim];
                 self.isa.run(Decay { g, a: a[head], dt_bias, lower_bound });
@@ -80,26 +82,36 @@ impl Compute {
             return;
         }
         let with_out = !out.is_empty();
-        let (state, out) = (DisjointMut::new(state), DisjointMut::new(out));
+        let (state, out) = (Disjoint::new(state), Disjoint::new(out));
         let blocks = dim.div_ceil(BLOCK);
         let cost = 5 * WIDE * dim * rows;
         self.ranges(heads * blocks, cost, &|items| {
+            let mut packed = if rows < PACK_ROWS { Vec::new() } else { vec![0.0; dim * BLOCK.min(dim)] };
             for item in items {
                 let (head, first) = (item / blocks, item % blocks * BLOCK);
-                self.isa.run(DeltaRule {
-                    state: state.as_ptr(),
-                    out: with_out.then(|| out.as_ptr()),
-                    heads,
-                    dim,
-                    rows,
-                    head,
-                    channels: first..dim.min(first + BLOCK),
-                    q,
-                    k,
-                    alpha,
-                    v,
-                    beta,
-                });
+                let count = BLOCK.min(dim - first);
+                // SAFETY: an item is one head's block of channels, which lies inside the state, and is in one task.
+                let block = unsafe { state.as_ptr().add(head * dim * dim + first) };
+                let rule = |state: *mut f32, stride| {
+                    let out = with_out.then(|| out.as_ptr());
+                    let operands = Operands { q, k, alpha, v, beta };
+                    self.isa.run(DeltaRule { state, stride, out, heads, dim, rows, head, first, count, operands });
+                };
+                if packed.is_empty() {
+                    rule(block, dim);
+                    continue;
+                }
+                // SAFETY: keys < dim of the block's `count` channels: inside the state's block, which is this task's
+                // alone, and inside `packed`, which has room for dim · min(64, dim).
+                unsafe {
+                    for key in 0..dim {
+                        block.add(key * dim).copy_to_nonoverlapping(packed.as_mut_ptr().add(key * count), count);
+                    }
+                    rule(packed.as_mut_ptr(), count);
+                    for key in 0..dim {
+                        block.add(key * dim).copy_from_nonoverlapping(packed.as_ptr().add(key * count), count);
+                    }
+                }
             }
         });
     }
@@ -137,17 +149,9 @@ impl Kernel for Decay<'_> {
     }
 }
 
-/// All rows of one head's block of value channels. The rule never mixes value channels, so blocks are independent.
-struct DeltaRule<'a> {
-    /// `[heads, dim, dim]`; only `[head, .., channels]` is touched, and nobody else touches that.
-    state: *mut f32,
-    /// `[rows, heads, dim]`, of which `[.., head, channels]` is written, by nobody else.
-    out: Option<*mut f32>,
-    heads: usize,
-    dim: usize,
-    rows: usize,
-    head: usize,
-    channels: Range<usize>,
+/// What [`Compute::kda_rows`] reads, whole.
+#[derive(Clone, Copy)]
+struct Operands<'a> {
     q: &'a [f32],
     k: &'a [f32],
     alpha: &'a [f32],
@@ -155,69 +159,88 @@ struct DeltaRule<'a> {
     beta: &'a [f32],
 }
 
+/// All rows of one head's block of value channels. The rule never mixes value channels, so blocks are independent.
+struct DeltaRule<'a> {
+    /// `count` channels of each of `dim` keys, nobody else's at this time.
+    state: *mut f32,
+    /// From a key's channels to the next key's.
+    stride: usize,
+    /// `[rows, heads, dim]`, of which the block is written, by nobody else.
+    out: Option<*mut f32>,
+    heads: usize,
+    dim: usize,
+    rows: usize,
+    head: usize,
+    /// First channel of the block.
+    first: usize,
+    /// Channels in the block.
+    count: usize,
+    operands: Operands<'a>,
+}
+
 impl Kernel for DeltaRule<'_> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
-        let Range { start, end } = self.channels.clone();
-        // SAFETY: channels lie inside the head; the CPU has the instructions (caller).
+        // SAFETY: the block has `count` channels, of which `channel` is one; the CPU has the instructions (caller).
         unsafe {
-            if start + BLOCK <= end {
+            if self.count == BLOCK {
                 return match self.out {
-                    Some(out) => self.channels::<L, WIDE, true>(start, BLOCK, out),
-                    None => self.channels::<L, WIDE, false>(start, BLOCK, std::ptr::null_mut()),
+                    Some(out) => self.channels::<L, WIDE, true>(0, out),
+                    None => self.channels::<L, WIDE, false>(0, std::ptr::null_mut()),
                 };
             }
-            let mut first = start;
-            while first < end {
+            let mut channel = 0;
+            while channel < self.count {
                 match self.out {
-                    Some(out) => self.channels::<L, 1, true>(first, end - first, out),
-                    None => self.channels::<L, 1, false>(first, end - first, std::ptr::null_mut()),
+                    Some(out) => self.channels::<L, 1, true>(channel, out),
+                    None => self.channels::<L, 1, false>(channel, std::ptr::null_mut()),
                 }
-                first += LANES;
+                channel += LANES;
             }
         }
     }
 }
 
 impl DeltaRule<'_> {
-    /// The rule for `N` vectors of value channels from channel `first`, of which `left` ≥ 16 (N − 1) + 1 are there.
+    /// The rule for `N` vectors of value channels from `channel` of the block; all but the last are whole.
     ///
     /// # Safety
     /// The CPU has the instructions of `L`; the operands have their documented shapes; `out` is valid if `OUT`.
     #[inline(always)]
-    unsafe fn channels<L: Lanes, const N: usize, const OUT: bool>(&self, first: usize, left: usize, out: *mut f32) {
-        let dim = self.dim;
-        // SAFETY: every index below is inside the documented shapes: key < dim, channel < first + left ≤ dim.
+    unsafe fn channels<L: Lanes, const N: usize, const OUT: bool>(&self, channel: usize, out: *mut f32) {
+        let (dim, left) = (self.dim, self.count - channel);
+        let Operands { q, k, alpha, v, beta } = self.operands;
+        // SAFETY: every index below is inside the documented shapes: key < dim, channels < first + count ≤ dim.
         unsafe {
-            let state = self.state.add(self.head * dim * dim + first);
+            let state = self.state.add(channel);
             for row in 0..self.rows {
                 let at = (row * self.heads + self.head) * dim;
-                let (k, alpha) = (self.k.as_ptr().add(at), self.alpha.as_ptr().add(at));
-                let beta = L::splat(self.beta[row * self.heads + self.head]);
+                let (k, alpha) = (k.as_ptr().add(at), alpha.as_ptr().add(at));
+                let beta = L::splat(*beta.as_ptr().add(row * self.heads + self.head));
                 let mut r = [L::splat(0.0); N];
                 for key in 0..dim {
                     let (decay, k) = (L::splat(*alpha.add(key)), L::splat(*k.add(key)));
-                    let s = state.add(key * dim);
+                    let s = state.add(key * self.stride);
                     for n in 0..N {
                         let value = load::<L>(s.add(n * LANES), left - n * LANES).mul(decay);
-                        store(value, s.add(n * LANES), left - n * LANES);
                         r[n] = value.fma(k, r[n]);
                     }
                 }
-                let v = self.v.as_ptr().add(at + first);
+                let v = v.as_ptr().add(at + self.first + channel);
                 let mut error = [L::splat(0.0); N];
                 for n in 0..N {
                     error[n] = load::<L>(v.add(n * LANES), left - n * LANES).sub(r[n]);
                 }
                 let mut o = [L::splat(0.0); N];
                 for key in 0..dim {
-                    let step = beta.mul(L::splat(*k.add(key)));
-                    let q = if OUT { L::splat(*self.q.as_ptr().add(at + key)) } else { beta };
-                    let s = state.add(key * dim);
+                    let (decay, step) = (L::splat(*alpha.add(key)), beta.mul(L::splat(*k.add(key))));
+                    let q = if OUT { L::splat(*q.as_ptr().add(at + key)) } else { beta };
+                    let s = state.add(key * self.stride);
                     for n in 0..N {
-                        let value = step.fma(error[n], load(s.add(n * LANES), left - n * LANES));
+                        let value = load::<L>(s.add(n * LANES), left - n * LANES).mul(decay);
+                        let value = step.fma(error[n], value);
                         store(value, s.add(n * LANES), left - n * LANES);
                         if OUT {
                             o[n] = value.fma(q, o[n]);
@@ -225,7 +248,7 @@ impl DeltaRule<'_> {
                     }
                 }
                 if OUT {
-                    let out = out.add(at + first);
+                    let out = out.add(at + self.first + channel);
                     for n in 0..N {
                         store(o[n], out.add(n * LANES), left - n * LANES);
                     }

@@ -47,8 +47,6 @@ pub(super) unsafe trait Lanes: Copy {
     unsafe fn div(self, b: Self) -> Self;
     /// self · b + c, rounded once.
     unsafe fn fma(self, b: Self, c: Self) -> Self;
-    /// Square root.
-    unsafe fn sqrt(self) -> Self;
     /// Lane-wise `if self > b { self } else { b }` (b where either is NaN).
     unsafe fn max(self, b: Self) -> Self;
     /// Lane-wise `if self < b { self } else { b }` (b where either is NaN).
@@ -65,8 +63,24 @@ pub(super) unsafe trait Lanes: Copy {
     unsafe fn split_exponent(self) -> (Self, Self);
     /// The fixed tree: lanes i and i+8 added, then i and i+4, i+2, i+1.
     unsafe fn sum(self) -> f32;
-    /// The largest lane by the same tree of [`Lanes::max`].
-    unsafe fn max_lane(self) -> f32;
+}
+
+/// Asks for the cache line at `p` to be brought to the second-level cache. Any address will do: a bad one is ignored.
+#[inline(always)]
+pub(super) fn prefetch(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of x86-64; a prefetch reads nothing that the program could see and never faults.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(p.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a prefetch reads nothing that the program could see and never faults.
+    unsafe {
+        std::arch::asm!("prfm pldl2keep, [{p}]", p = in(reg) p, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = p;
 }
 
 /// An algorithm written once over [`Lanes`]; its operands are its fields. Run by `dispatch::run`.

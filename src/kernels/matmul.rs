@@ -12,13 +12,13 @@ mod transposed;
 
 use std::ops::Range;
 
-use self::dot::{PANEL_ROWS_MIN, Product};
+use self::dot::Product;
 use self::format::{Bf16, F32, Format, GROUP, Mxfp4};
 use self::panel::{Panels, T_MAX};
 use self::transposed::Transposed;
-use super::disjoint::DisjointMut;
+use super::disjoint::Disjoint;
 use super::lanes::{Kernel, LANES, Lanes};
-use super::{Compute, Matrix, Weights};
+use super::{Compute, Isa, Matrix, Weights};
 
 /// `$body` with `$weights` as the matrix's format.
 macro_rules! with_format {
@@ -57,7 +57,7 @@ struct Job<'a> {
     x: &'a [f32],
     x_stride: usize,
     t: usize,
-    y: DisjointMut<'a, f32>,
+    y: Disjoint<'a>,
     y_start: usize,
     y_stride: usize,
 }
@@ -90,6 +90,7 @@ impl Compute {
     ///
     /// # Panics
     /// As [`Compute::matmul`].
+    #[expect(clippy::too_many_arguments, reason = "shapes")]
     pub fn matmul_heads(
         &self,
         w: Matrix<'_>,
@@ -103,7 +104,7 @@ impl Compute {
         check_heads(w, heads, head_rows, first_row, depth);
         let t = whole_rows(x.len(), heads * w.cols);
         assert_eq!(y.len(), t * heads * depth, "matmul_heads: y of {t} rows, {heads} heads, depth {depth}");
-        let y = DisjointMut::new(y);
+        let y = Disjoint::new(y);
         let jobs: Vec<_> = (0..heads)
             .map(|h| Job {
                 matrix: w,
@@ -143,7 +144,7 @@ impl Compute {
         let t = whole_rows(x.len(), heads * x_stride);
         let cols = w.cols;
         assert_eq!(y.len(), t * heads * cols, "matmul_transposed_heads: y of {t} rows, {heads} heads, {cols} columns");
-        let y = DisjointMut::new(y);
+        let y = Disjoint::new(y);
         // Rows of a task: few enough that one head's work on them stays below the bound.
         let t_block = (TASK_MAX / (depth * w.cols).max(1)).clamp(1, t.max(1));
         let blocks = t.div_ceil(t_block);
@@ -221,7 +222,7 @@ impl Compute {
                 y_start: job.y_start + t.start * job.y_stride + rows.start,
                 y_stride: job.y_stride,
             };
-            if t.len() >= PANEL_ROWS_MIN {
+            if t.len() >= panel_rows_min(self.isa.isa(), job.matrix.weights) {
                 self.isa.run(Panels(product));
             } else {
                 self.isa.run(product);
@@ -237,7 +238,7 @@ impl<'a> Job<'a> {
         let t = whole_rows(x.len(), w.cols);
         assert_eq!(y.len(), t * w.rows, "matmul: y of {t} rows of {}", w.rows);
         let (x_stride, y_stride) = (w.cols, w.rows);
-        Self { matrix: w, first_row: 0, rows: w.rows, x, x_stride, t, y: DisjointMut::new(y), y_start: 0, y_stride }
+        Self { matrix: w, first_row: 0, rows: w.rows, x, x_stride, t, y: Disjoint::new(y), y_start: 0, y_stride }
     }
 
     /// Multiply-adds.
@@ -250,6 +251,16 @@ impl<'a> Job<'a> {
         let t_block = T_MAX.min(self.t).max(1);
         let rows_block = (target / (self.matrix.cols * t_block)).max(1).next_multiple_of(ROWS_STEP);
         Cut { t_block, t_blocks: self.t.div_ceil(t_block), rows_block, rows_blocks: self.rows.div_ceil(rows_block) }
+    }
+}
+
+/// Activation rows from which a panel pays, as measured. Below, weights are decoded again for every few rows, which is
+/// cheap where the registers hold tiles of four rows by four, and dear where decoding is.
+fn panel_rows_min(isa: Isa, weights: Weights<'_>) -> usize {
+    match (isa, weights) {
+        (Isa::Avx512, _) => 20,
+        (_, Weights::Mxfp4 { .. }) => 4,
+        _ => 12,
     }
 }
 

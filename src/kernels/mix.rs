@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Compute;
-use super::disjoint::DisjointMut;
+use super::disjoint::Disjoint;
 use super::lanes::{Kernel, LANES, Lanes};
 use super::math::exp;
 use super::slices::{load, store};
@@ -25,10 +25,10 @@ impl Compute {
         for (i, candidate) in candidates.iter().enumerate() {
             assert_eq!(candidate.len(), len, "candidate {i} must be as long as out");
         }
-        let out = DisjointMut::new(out);
+        let out = Disjoint::new(out);
         self.ranges(len / hidden, 6 * candidates.len() * hidden.div_ceil(LANES), &|rows| {
             // SAFETY: the ranges of rows are disjoint, and each task writes its own alone.
-            let out = unsafe { out.range(rows.start * hidden..rows.end * hidden) };
+            let out = unsafe { out.part(rows.start * hidden..rows.end * hidden) };
             let mut weights = vec![0.0; candidates.len()];
             self.isa.run(Mix { candidates, rows, query, eps, weights: &mut weights, out });
         });

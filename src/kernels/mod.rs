@@ -1,4 +1,4 @@
-//! Maths on slices: one generic source over [`lanes::Lanes`], compiled for each instruction set, and [`Compute`],
+//! Maths on slices: one generic source over `lanes::Lanes`, compiled for each instruction set, and [`Compute`],
 //! which picks one and splits outputs over threads. Kernels know shapes, not names.
 
 #[cfg(target_endian = "big")]
@@ -16,6 +16,7 @@ mod dispatch;
 mod elementwise;
 mod kda;
 mod lanes;
+mod limits;
 mod math;
 mod matmul;
 mod mix;
@@ -25,6 +26,7 @@ mod norm;
 mod pool;
 mod scalar;
 mod slices;
+mod split;
 
 use std::fmt;
 use std::str::FromStr;

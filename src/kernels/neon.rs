@@ -203,16 +203,6 @@ unsafe impl Lanes for Neon {
     }
 
     #[inline(always)]
-    unsafe fn sqrt(self) -> Self {
-        let mut out = self;
-        for i in 0..4 {
-            // SAFETY: the CPU has the instructions, by the trait's contract.
-            out.0[i] = unsafe { vsqrtq_f32(self.0[i]) };
-        }
-        out
-    }
-
-    #[inline(always)]
     unsafe fn max(self, b: Self) -> Self {
         let mut out = self;
         for i in 0..4 {
@@ -297,16 +287,6 @@ unsafe impl Lanes for Neon {
             let four = vaddq_f32(vaddq_f32(self.0[0], self.0[2]), vaddq_f32(self.0[1], self.0[3]));
             let two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
             vget_lane_f32::<0>(two) + vget_lane_f32::<1>(two)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn max_lane(self) -> f32 {
-        // SAFETY: the CPU has the instructions, by the trait's contract.
-        unsafe {
-            let four = max(max(self.0[0], self.0[2]), max(self.0[1], self.0[3]));
-            let two = max(four, vextq_f32::<2>(four, four));
-            vgetq_lane_f32::<0>(max(two, vextq_f32::<1>(two, two)))
         }
     }
 }

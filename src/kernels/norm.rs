@@ -1,7 +1,7 @@
 //! RMSNorm, gated RMSNorm and the per-head L2 norm.
 
 use super::Compute;
-use super::disjoint::DisjointMut;
+use super::disjoint::Disjoint;
 use super::lanes::{Kernel, LANES, Lanes};
 use super::math::sigmoid;
 use super::slices::{dot, load, store};
@@ -17,11 +17,11 @@ impl Compute {
         let dim = weight.len();
         let rows = rows("x", x.len(), dim);
         assert_eq!(out.len(), x.len(), "out must be as long as x");
-        let out = DisjointMut::new(out);
+        let out = Disjoint::new(out);
         self.ranges(rows, 5 * dim.div_ceil(LANES), &|rows| {
             let part = rows.start * dim..rows.end * dim;
             // SAFETY: the ranges of rows are disjoint, and each task writes its own alone.
-            let out = unsafe { out.range(part.clone()) };
+            let out = unsafe { out.part(part.clone()) };
             self.isa.run(RmsNorm { x: &x[part], weight, eps, out });
         });
     }
@@ -36,11 +36,11 @@ impl Compute {
         let dim = weight.len();
         let rows = rows("x", x.len(), dim);
         assert_eq!(gate.len(), x.len(), "gate must be as long as x");
-        let x = DisjointMut::new(x);
+        let x = Disjoint::new(x);
         self.ranges(rows, 25 * dim.div_ceil(LANES), &|rows| {
             let part = rows.start * dim..rows.end * dim;
             // SAFETY: the ranges of rows are disjoint, and each task writes its own alone.
-            let x = unsafe { x.range(part.clone()) };
+            let x = unsafe { x.part(part.clone()) };
             self.isa.run(GatedRmsNorm { x, gate: &gate[part], weight, eps });
         });
     }
@@ -53,10 +53,10 @@ impl Compute {
     /// When x is not a whole number of heads.
     pub fn l2_norm(&self, x: &mut [f32], dim: usize, eps: f32, scale: f32) {
         let heads = rows("x", x.len(), dim);
-        let x = DisjointMut::new(x);
+        let x = Disjoint::new(x);
         self.ranges(heads, 5 * dim.div_ceil(LANES), &|heads| {
             // SAFETY: the ranges of heads are disjoint, and each task writes its own alone.
-            let x = unsafe { x.range(heads.start * dim..heads.end * dim) };
+            let x = unsafe { x.part(heads.start * dim..heads.end * dim) };
             self.isa.run(L2Norm { x, dim, eps, scale });
         });
     }

@@ -36,19 +36,6 @@ impl Scalar {
         }
         Self(out)
     }
-
-    #[inline(always)]
-    fn tree(self, f: impl Fn(f32, f32) -> f32) -> f32 {
-        let mut v = self.0;
-        let mut width = LANES / 2;
-        while width > 0 {
-            for i in 0..width {
-                v[i] = f(v[i], v[i + width]);
-            }
-            width /= 2;
-        }
-        v[0]
-    }
 }
 
 // SAFETY: no special instructions; pointers are valid for the lanes read or written by the trait's contract, and all
@@ -149,16 +136,7 @@ unsafe impl Lanes for Scalar {
 
     #[inline(always)]
     unsafe fn fma(self, b: Self, c: Self) -> Self {
-        let mut out = self.0;
-        for i in 0..LANES {
-            out[i] = out[i].mul_add(b.0[i], c.0[i]);
-        }
-        Self(out)
-    }
-
-    #[inline(always)]
-    unsafe fn sqrt(self) -> Self {
-        self.each(f32::sqrt)
+        Self(std::array::from_fn(|i| self.0[i].mul_add(b.0[i], c.0[i])))
     }
 
     #[inline(always)]
@@ -173,13 +151,8 @@ unsafe impl Lanes for Scalar {
 
     #[inline(always)]
     unsafe fn select_lt(self, other: Self, mask_a: Self, mask_b: Self) -> Self {
-        let mut out = other.0;
-        for i in 0..LANES {
-            if mask_a.0[i] < mask_b.0[i] {
-                out[i] = self.0[i];
-            }
-        }
-        Self(out)
+        let pick = |i: usize| if mask_a.0[i] < mask_b.0[i] { self.0[i] } else { other.0[i] };
+        Self(std::array::from_fn(pick))
     }
 
     #[inline(always)]
@@ -205,11 +178,12 @@ unsafe impl Lanes for Scalar {
 
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
-        self.tree(|a, b| a + b)
-    }
-
-    #[inline(always)]
-    unsafe fn max_lane(self) -> f32 {
-        self.tree(|a, b| if a > b { a } else { b })
+        let mut v = self.0;
+        for width in [8, 4, 2, 1] {
+            for i in 0..width {
+                v[i] += v[i + width];
+            }
+        }
+        v[0]
     }
 }

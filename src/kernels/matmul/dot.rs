@@ -1,12 +1,11 @@
-//! Weight rows × few activation rows: each weight is decoded in registers on its way from memory and met by every
-//! activation row at once.
+//! Weight rows × few activation rows: each weight is decoded in registers on its way from memory and met by up to
+//! four activation rows at once.
 
-use super::super::disjoint::DisjointMut;
+#![expect(clippy::needless_range_loop, reason = "indices below constants unroll into registers")]
+
+use super::super::disjoint::Disjoint;
 use super::super::lanes::{Kernel, LANES, Lanes};
 use super::format::{Format, GROUP};
-
-/// Activation rows from which a panel pays.
-pub(super) const PANEL_ROWS_MIN: usize = 4;
 
 /// y\[t, r\] = Σ_k W\[r, k\] x\[t, k\] for a block of weight rows and a block of activation rows.
 #[derive(Clone, Copy)]
@@ -21,7 +20,7 @@ pub(super) struct Product<'a, F> {
     pub(super) x_stride: usize,
     pub(super) t: usize,
     /// The result of (t, r) goes to `y_start + t · y_stride + r`.
-    pub(super) y: DisjointMut<'a, f32>,
+    pub(super) y: Disjoint<'a>,
     pub(super) y_start: usize,
     pub(super) y_stride: usize,
 }
@@ -36,12 +35,12 @@ impl<F: Format> Kernel for Product<'_, F> {
         unsafe {
             while row + 4 <= self.rows {
                 let mut t = 0;
-                while t + 2 <= self.t {
-                    self.tile::<L, 4, 2>(row, t);
-                    t += 2;
-                }
-                if t < self.t {
-                    self.tile::<L, 4, 1>(row, t);
+                while t < self.t {
+                    t += match self.t - t {
+                        4.. if L::REGISTERS >= 32 => self.tile::<L, 4, 4>(row, t),
+                        2.. => self.tile::<L, 4, 2>(row, t),
+                        _ => self.tile::<L, 4, 1>(row, t),
+                    };
                 }
                 row += 4;
             }
@@ -56,12 +55,12 @@ impl<F: Format> Kernel for Product<'_, F> {
 }
 
 impl<F: Format> Product<'_, F> {
-    /// R weight rows from `row` × T activation rows from `t`.
+    /// R weight rows from `row` × T activation rows from `t`. Returns T.
     ///
     /// # Safety
     /// As of [`Kernel::run`].
     #[inline(always)]
-    unsafe fn tile<L: Lanes, const R: usize, const T: usize>(self, row: usize, t: usize) {
+    unsafe fn tile<L: Lanes, const R: usize, const T: usize>(self, row: usize, t: usize) -> usize {
         let mut w = [self.weights.row(self.first_row + row); R];
         for r in 0..R {
             w[r] = self.weights.row(self.first_row + row + r);
@@ -70,12 +69,18 @@ impl<F: Format> Product<'_, F> {
         for i in 0..T {
             x[i] = self.x[(t + i) * self.x_stride..][..self.cols].as_ptr();
         }
+        // The rows of the next tile are brought near meanwhile: the processor by itself looks ahead in a page, not further.
+        let mut next = w;
+        for r in 0..R {
+            next[r] = self.weights.row((self.first_row + row + R + r).min(self.first_row + self.rows - 1));
+        }
         // SAFETY: rows and columns are in range; nobody else writes this block of y.
         unsafe {
             let mut sums = [[L::splat(0.0); T]; R];
             let mut k = 0;
             while k + GROUP <= self.cols {
                 for r in 0..R {
+                    F::prefetch(next[r], k);
                     let group = F::group::<L>(w[r], k);
                     let first = F::load::<L>(w[r], k, group);
                     for i in 0..T {
@@ -110,5 +115,6 @@ impl<F: Format> Product<'_, F> {
                 }
             }
         }
+        T
     }
 }

@@ -1,6 +1,6 @@
 //! How stored weights become lanes: bf16, f32 and MXFP4 behind one trait, so that each product is written once.
 
-use super::super::lanes::Lanes;
+use super::super::lanes::{Lanes, prefetch};
 
 /// Columns that share a scale in MXFP4; in the other formats just a convenient step.
 pub(super) const GROUP: usize = 32;
@@ -14,6 +14,9 @@ pub(super) trait Format: Copy + Sync {
 
     /// Row number `row`, which is in range.
     fn row(self, row: usize) -> Self::Row;
+
+    /// Prefetches the group that begins at `column`, if there is one.
+    fn prefetch(row: Self::Row, column: usize);
 
     /// What the group that begins at `column` shares.
     ///
@@ -51,6 +54,11 @@ impl Format for Bf16<'_> {
     }
 
     #[inline(always)]
+    fn prefetch(row: *const u8, column: usize) {
+        prefetch(row.wrapping_add(2 * column));
+    }
+
+    #[inline(always)]
     unsafe fn group<L: Lanes>(_: *const u8, _: usize) {}
 
     #[inline(always)]
@@ -80,6 +88,12 @@ impl Format for F32<'_> {
     #[inline(always)]
     fn row(self, row: usize) -> *const u8 {
         self.bytes.as_ptr().wrapping_add(row * self.cols * 4)
+    }
+
+    #[inline(always)]
+    fn prefetch(row: *const u8, column: usize) {
+        prefetch(row.wrapping_add(4 * column));
+        prefetch(row.wrapping_add(4 * column + 64));
     }
 
     #[inline(always)]
@@ -115,6 +129,14 @@ impl Format for Mxfp4<'_> {
     fn row(self, row: usize) -> (*const u8, *const u8) {
         let packed = self.packed.as_ptr().wrapping_add(row * (self.cols / 2));
         (packed, self.scale.as_ptr().wrapping_add(row * (self.cols / GROUP)))
+    }
+
+    #[inline(always)]
+    fn prefetch(row: (*const u8, *const u8), column: usize) {
+        // A cache line holds four groups.
+        if column.is_multiple_of(4 * GROUP) {
+            prefetch(row.0.wrapping_add(column / 2));
+        }
     }
 
     #[inline(always)]

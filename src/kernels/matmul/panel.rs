@@ -3,6 +3,8 @@
 //! Columns are taken in blocks that fit the caches; between blocks the sixteen partial sums of each dot product rest in
 //! memory, so its order is that of one pass over all columns.
 
+#![expect(clippy::needless_range_loop, reason = "indices below constants unroll into registers")]
+
 use std::mem::MaybeUninit;
 
 use super::super::lanes::{Kernel, LANES, Lanes};
@@ -11,18 +13,20 @@ use super::format::{Format, GROUP};
 
 /// Columns of a block: 4 weight rows of it take 8 KiB, 6 activation rows 12 KiB of the first-level cache.
 const COLS: usize = 512;
-/// Weight rows of a panel.
-const ROWS: usize = 32;
-/// Activation rows that share a panel; their partial sums take 32 · 96 · 64 B = 192 KiB of the second-level cache.
+/// Weight rows of a panel, which then takes 32 KiB.
+const ROWS: usize = 16;
+/// Activation rows that share a panel; their partial sums take 16 · 96 · 64 B = 96 KiB of the second-level cache.
 pub(super) const T_MAX: usize = 96;
 
 /// Room for decoded weights: for each tile of rows, for each sixteen columns, the rows' lanes one after the other.
 #[repr(align(64))]
-struct Panel([MaybeUninit<f32>; ROWS * COLS]);
+#[expect(dead_code, reason = "reached by pointer")]
+struct Panel([f32; ROWS * COLS]);
 
 /// Room for partial sums: those of weight row r and activation row t at `(r · T_MAX + t) · 16`.
 #[repr(align(64))]
-struct Sums([MaybeUninit<f32>; ROWS * T_MAX * LANES]);
+#[expect(dead_code, reason = "reached by pointer")]
+struct Sums([f32; ROWS * T_MAX * LANES]);
 
 /// One panel at work.
 #[derive(Clone, Copy)]
@@ -102,7 +106,9 @@ impl<F: Format> Block<'_, F> {
                     let lanes = if row >= self.rows {
                         L::splat(0.0)
                     } else if step + 2 <= self.width / LANES {
-                        // Two at once: in MXFP4 they share a table.
+                        // Two at once: in MXFP4 they share a table. The next block of columns is brought near: rows
+                        // lie too far apart for the processor to see where this is going.
+                        F::prefetch(from, column + COLS);
                         let group = F::group::<L>(from, column);
                         F::load::<L>(from, column, group).store(to.add(step * R * LANES));
                         step += 1;
