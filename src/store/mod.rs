@@ -16,8 +16,6 @@ mod slots;
 mod volume;
 
 #[cfg(test)]
-mod faults;
-#[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
@@ -140,7 +138,7 @@ impl ExpertStore {
         let files = Arc::new(Files::new(disk, &manifest.shards, &manifest.shard_bytes, options.queue_depth.max(1)));
         let volumes = Volumes::open(&files, &catalog.files(), options.direct)?;
         let slot_bytes = catalog.slot_bytes();
-        let slab_bytes = slot_bytes.checked_mul(slots).unwrap_or(usize::MAX);
+        let slab_bytes = slot_bytes.saturating_mul(slots);
         let mut slab = Region::allocate(slab_bytes, &format!("{slots} expert slots of {slot_bytes} bytes"))?;
         let memory = (0..slots).map(|_| slab.split_to(slot_bytes)).collect();
         let mut drives = Vec::new();

@@ -192,8 +192,8 @@ mod sys {
         let (mut fs, mut stat): (libc::statfs, libc::statx) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         // SAFETY: `fd` is open for as long as `file` is borrowed, and `fs` outlives the call.
         if unsafe { libc::fstatfs(fd, &mut fs) } == 0 {
-            // Newer kernels accept O_DIRECT here, though these files are nothing but page cache.
-            let in_memory = [libc::TMPFS_MAGIC as i64, 0x8584_58f6];
+            // tmpfs and ramfs. Newer kernels accept O_DIRECT there, though the files are nothing but page cache.
+            let in_memory = [0x0102_1994, 0x8584_58f6];
             #[allow(clippy::unnecessary_cast, reason = "the field's type depends on the target")]
             if in_memory.contains(&(fs.f_type as i64)) {
                 return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));

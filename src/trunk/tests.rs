@@ -23,8 +23,11 @@ impl LoadProgress for Recorded {
     }
 }
 
+/// Type, shape, shard and offset.
+type Stored = (Dtype, &'static [usize], u16, u64);
+
 /// Tensors of the given type, shape, shard and offset, with bytes that depend on all of these.
-fn model(tensors: &[(Dtype, &[usize], u16, u64)]) -> (tempfile::TempDir, Manifest) {
+fn model(tensors: &[Stored]) -> (tempfile::TempDir, Manifest) {
     let dir = tempfile::tempdir().unwrap();
     let mut files: Vec<Vec<u8>> = vec![Vec::new(); 2];
     let mut trunk = Vec::new();
@@ -64,7 +67,7 @@ fn load(manifest: &Manifest, direct: bool) -> Trunk {
     Trunk::load(manifest, direct, &Silent, &Interrupt::new()).unwrap()
 }
 
-const LAYOUTS: &[&[(Dtype, &[usize], u16, u64)]] = &[
+const LAYOUTS: &[&[Stored]] = &[
     &[],
     &[(Dtype::F32, &[0], 0, 10)],
     &[(Dtype::Bf16, &[3, 5], 0, 7)],
@@ -114,7 +117,7 @@ fn every_tensor_is_resident_byte_for_byte() {
 
 #[test]
 fn a_matrix_is_the_first_dimension_against_the_others() {
-    let shapes: [(&[usize], usize, usize); 6] =
+    let shapes: [(&'static [usize], usize, usize); 6] =
         [(&[6, 4], 6, 4), (&[1, 24], 1, 24), (&[6, 1, 4], 6, 4), (&[1, 1, 24, 1], 1, 24), (&[24], 1, 24), (&[], 1, 1)];
     for (shape, rows, cols) in shapes {
         let (_dir, manifest) = model(&[(Dtype::Bf16, shape, 0, 3)]);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::reader::{Disk, DiskFile, System};
+use crate::store::reader::{Disk, DiskFile, System};
 
 /// One call to the disk.
 #[derive(Debug, Clone, Copy)]
