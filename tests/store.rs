@@ -78,10 +78,10 @@ fn read_all(store: &ExpertStore, manifest: &Manifest) -> u64 {
     let mut request = store.request(1, &experts);
     let mut count = 0;
     while let Some(expert) = request.next().unwrap() {
-        for part in 0..6 {
-            let number = usize::from(expert.id.expert);
+        let number = usize::from(expert.id.expert);
+        for (part, len) in PART_BYTES.iter().enumerate() {
             let is_right = expert.part(part).iter().enumerate().all(|(at, byte)| *byte == value(number, part, at));
-            assert!(is_right && expert.part(part).len() as u64 == PART_BYTES[part], "{} part {part}", expert.id);
+            assert!(is_right && expert.part(part).len() as u64 == *len, "{} part {part}", expert.id);
         }
         count += 1;
     }

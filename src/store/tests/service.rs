@@ -125,3 +125,11 @@ fn threads_share_few_slots_without_harm() {
         });
     }
 }
+
+#[test]
+fn experts_and_the_store_can_be_shared_by_threads() {
+    fn shareable<T: Send + Sync>() {}
+    shareable::<ExpertStore>();
+    shareable::<Expert<'_>>();
+    shareable::<crate::trunk::Trunk>();
+}
