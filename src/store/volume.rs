@@ -1,0 +1,218 @@
+//! Files of one device, and how they are read: past the page cache, or through it once that was refused. Falls back as a
+//! whole, says so once, and tells the mode in force.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::files::Files;
+use super::reader::{self, Cause, ReadError, Stop, Tally, continue_read, is_refusal, whole_pages};
+use super::slab::{ALIGN, Region};
+use crate::error::{Error, Kind, Result};
+
+/// A device and the files on it.
+pub(crate) struct Volume {
+    files: Arc<Files>,
+    /// Directory of its first file, for people.
+    path: String,
+    direct: AtomicBool,
+    notice: Mutex<Option<String>>,
+}
+
+/// Volumes of some files, and which file is on which.
+pub(crate) struct Volumes {
+    /// One a device.
+    pub list: Vec<Arc<Volume>>,
+    /// `[files]`: index into `list`; `usize::MAX` for a file that is not used.
+    pub of_file: Vec<usize>,
+}
+
+impl Volumes {
+    /// Opens each file of `used` once, groups them by device and finds by a real read whether direct reads work.
+    ///
+    /// # Errors
+    /// Kind `Model` for a file that cannot be opened, `Io` for one that opens and cannot be read.
+    pub(crate) fn open(files: &Arc<Files>, used: &[usize], direct: bool) -> Result<Self> {
+        let mut volumes = Self { list: Vec::new(), of_file: Vec::new() };
+        let mut found: Vec<(u64, usize)> = Vec::new(); // device, its largest file
+        for &file in used {
+            let path = files.path(file);
+            let device = std::fs::metadata(path).map_err(|cause| unopened(path, &cause))?.dev();
+            let volume = match found.iter().position(|(known, _)| *known == device) {
+                Some(at) => at,
+                None => {
+                    found.push((device, file));
+                    volumes.list.push(Arc::new(Volume::new(files, path, direct)));
+                    found.len() - 1
+                }
+            };
+            if files.bytes(file) > files.bytes(found[volume].1) {
+                found[volume].1 = file;
+            }
+            if volumes.of_file.len() <= file {
+                volumes.of_file.resize(file + 1, usize::MAX);
+            }
+            volumes.of_file[file] = volume;
+        }
+        for (volume, (_, largest)) in volumes.list.iter().zip(&found) {
+            volume.probe(*largest)?;
+        }
+        for &file in used {
+            volumes.list[volumes.of_file[file]].open(file).map_err(|cause| unopened(files.path(file), &cause))?;
+        }
+        Ok(volumes)
+    }
+}
+
+impl Volume {
+    fn new(files: &Arc<Files>, path: &Path, direct: bool) -> Self {
+        let path = path.parent().unwrap_or(path).display().to_string();
+        Self { files: Arc::clone(files), path, direct: AtomicBool::new(direct), notice: Mutex::new(None) }
+    }
+
+    /// Directory the volume is known by.
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The mode in force: `direct` or `buffered`.
+    pub(crate) fn mode(&self) -> &'static str {
+        if self.direct.load(Ordering::Acquire) { "direct" } else { "buffered" }
+    }
+
+    /// The notice of a fallback, once.
+    pub(crate) fn take_notice(&self) -> Option<String> {
+        self.notice.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Fills the first `needed` bytes of `bytes` from `offset` of file `file`; those after them are unspecified.
+    ///
+    /// `offset`, the address and the length of `bytes` are multiples of [`ALIGN`], and so are all direct reads. The last,
+    /// broken page of a file comes from a buffered descriptor: some systems refuse a direct read past the end, others
+    /// return it short at an odd length.
+    ///
+    /// # Errors
+    /// The file ends before `needed` bytes, or the system reported a failure that is no refusal of direct reads.
+    pub(crate) fn read(
+        &self,
+        file: usize,
+        bytes: &mut [u8],
+        offset: u64,
+        needed: usize,
+        tally: &mut Tally,
+    ) -> Result<(), ReadError> {
+        assert!(offset.is_multiple_of(ALIGN as u64) && needed <= bytes.len(), "pieces are cut at whole pages");
+        let mut got = 0;
+        if self.direct.load(Ordering::Acquire) {
+            match self.read_direct(file, bytes, offset, needed, &mut got, tally) {
+                Stop::Done => return Ok(()),
+                Stop::Failed(cause) if is_refusal(&cause) => {
+                    self.fall_back(&cause, self.files.path(file));
+                    got = 0;
+                }
+                Stop::Failed(cause) => return Err(self.failed(file, offset, needed, got, Cause::System(cause))),
+                Stop::Unaligned | Stop::EndOfFile => {}
+            }
+        }
+        self.read_buffered(file, bytes, offset, needed, got, tally)
+    }
+
+    /// The whole pages of the file among the needed bytes. `EndOfFile` when bytes beyond them are needed too.
+    fn read_direct(
+        &self,
+        file: usize,
+        bytes: &mut [u8],
+        offset: u64,
+        needed: usize,
+        got: &mut usize,
+        tally: &mut Tally,
+    ) -> Stop {
+        let pages = whole_pages(self.files.bytes(file).saturating_sub(offset)).min(bytes.len());
+        let handle = match self.files.get(file, true) {
+            Ok(handle) => handle,
+            Err(cause) => return Stop::Failed(cause),
+        };
+        let part = &mut bytes[..pages];
+        match continue_read(&*handle, part, offset, needed.min(pages), ALIGN, got, tally) {
+            Stop::Done if *got < needed => Stop::EndOfFile,
+            stop => stop,
+        }
+    }
+
+    /// From `got` on through the page cache, which is asked to forget the pages again.
+    fn read_buffered(
+        &self,
+        file: usize,
+        bytes: &mut [u8],
+        offset: u64,
+        needed: usize,
+        mut got: usize,
+        tally: &mut Tally,
+    ) -> Result<(), ReadError> {
+        let handle = match self.files.get(file, false) {
+            Ok(handle) => handle,
+            Err(cause) => return Err(self.failed(file, offset, needed, got, Cause::System(cause))),
+        };
+        let first = got / ALIGN * ALIGN;
+        let stop = continue_read(&*handle, &mut bytes[..needed], offset, needed, 1, &mut got, tally);
+        handle.forget(offset + first as u64, (needed - first).next_multiple_of(ALIGN));
+        match stop {
+            Stop::Done => Ok(()),
+            Stop::EndOfFile | Stop::Unaligned => Err(self.failed(file, offset, needed, got, Cause::EndOfFile)),
+            Stop::Failed(cause) => Err(self.failed(file, offset, needed, got, Cause::System(cause))),
+        }
+    }
+
+    fn failed(&self, file: usize, offset: u64, wanted: usize, got: usize, cause: Cause) -> ReadError {
+        ReadError { path: self.files.path(file).to_path_buf(), offset, wanted, got, cause }
+    }
+
+    /// Leaves direct reading for good; the first refusal becomes the notice.
+    fn fall_back(&self, cause: &io::Error, path: &Path) {
+        if self.direct.swap(false, Ordering::AcqRel) {
+            let notice = format!(
+                "no reads past the page cache in {} ({}: {cause}); reading it buffered",
+                self.path,
+                path.file_name().unwrap_or(path.as_os_str()).display()
+            );
+            *self.notice.lock().unwrap_or_else(PoisonError::into_inner) = Some(notice);
+        }
+    }
+
+    /// Reads the first page of `file`, so that the mode is known before anything depends on it.
+    fn probe(&self, file: usize) -> Result<()> {
+        if !self.direct.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut page = Region::allocate(ALIGN, "a read")?;
+        let needed = page.len().min(whole_pages(self.files.bytes(file)));
+        self.read(file, &mut page, 0, needed, &mut Tally::default()).map_err(|error| {
+            let kind = if error.got == 0 && matches!(error.cause, Cause::System(_)) { Kind::Model } else { Kind::Io };
+            error.into_error(kind, "the model")
+        })
+    }
+
+    fn open(&self, file: usize) -> io::Result<()> {
+        let direct = self.direct.load(Ordering::Acquire);
+        match self.files.get(file, direct) {
+            Err(cause) if direct && reader::is_refusal(&cause) => {
+                self.fall_back(&cause, self.files.path(file));
+                self.files.get(file, false).map(drop)
+            }
+            other => other.map(drop),
+        }
+    }
+}
+
+fn unopened(path: &Path, cause: &io::Error) -> Error {
+    let error = Error::model(format!("cannot open {}: {cause}", path.display()));
+    match cause.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => {
+            let limit = reader::raise_descriptor_limit(0);
+            error.hint(format!("this process may have {limit} open files; allow more with `ulimit -n 256`"))
+        }
+        _ => error.hint("check that the file exists and may be read"),
+    }
+}
