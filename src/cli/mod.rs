@@ -7,7 +7,7 @@ mod demo;
 mod inspect;
 mod logits;
 mod man;
-mod output;
+pub mod output;
 mod prompt;
 mod run;
 mod tokenize;

@@ -16,7 +16,7 @@ use self::dot::{PANEL_ROWS_MIN, Product};
 use self::format::{Bf16, F32, Format, GROUP, Mxfp4};
 use self::panel::{Panels, T_MAX};
 use self::transposed::Transposed;
-use super::disjoint::Disjoint;
+use super::disjoint::DisjointMut;
 use super::lanes::{Kernel, LANES, Lanes};
 use super::{Compute, Matrix, Weights};
 
@@ -57,7 +57,7 @@ struct Job<'a> {
     x: &'a [f32],
     x_stride: usize,
     t: usize,
-    y: Disjoint<'a>,
+    y: DisjointMut<'a, f32>,
     y_start: usize,
     y_stride: usize,
 }
@@ -103,7 +103,7 @@ impl Compute {
         check_heads(w, heads, head_rows, first_row, depth);
         let t = whole_rows(x.len(), heads * w.cols);
         assert_eq!(y.len(), t * heads * depth, "matmul_heads: y of {t} rows, {heads} heads, depth {depth}");
-        let y = Disjoint::new(y);
+        let y = DisjointMut::new(y);
         let jobs: Vec<_> = (0..heads)
             .map(|h| Job {
                 matrix: w,
@@ -143,7 +143,7 @@ impl Compute {
         let t = whole_rows(x.len(), heads * x_stride);
         let cols = w.cols;
         assert_eq!(y.len(), t * heads * cols, "matmul_transposed_heads: y of {t} rows, {heads} heads, {cols} columns");
-        let y = Disjoint::new(y);
+        let y = DisjointMut::new(y);
         // Rows of a task: few enough that one head's work on them stays below the bound.
         let t_block = (TASK_MAX / (depth * w.cols).max(1)).clamp(1, t.max(1));
         let blocks = t.div_ceil(t_block);
@@ -237,7 +237,7 @@ impl<'a> Job<'a> {
         let t = whole_rows(x.len(), w.cols);
         assert_eq!(y.len(), t * w.rows, "matmul: y of {t} rows of {}", w.rows);
         let (x_stride, y_stride) = (w.cols, w.rows);
-        Self { matrix: w, first_row: 0, rows: w.rows, x, x_stride, t, y: Disjoint::new(y), y_start: 0, y_stride }
+        Self { matrix: w, first_row: 0, rows: w.rows, x, x_stride, t, y: DisjointMut::new(y), y_start: 0, y_stride }
     }
 
     /// Multiply-adds.

@@ -24,6 +24,7 @@ mod neon;
 mod norm;
 mod pool;
 mod scalar;
+mod slices;
 
 use std::fmt;
 use std::str::FromStr;

@@ -54,6 +54,7 @@ pub(super) fn work_floats(config: &ModelConfig, rows: usize) -> usize {
 }
 
 /// out `[rows, hidden_size]` = attention of the normed rows x of all `segments`; `layer` picks their states.
+#[expect(clippy::too_many_arguments, reason = "one call site")]
 pub(super) fn forward(
     compute: &Compute,
     config: &ModelConfig,

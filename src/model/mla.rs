@@ -41,6 +41,7 @@ pub(super) fn work_floats(config: &ModelConfig, rows: usize) -> usize {
 }
 
 /// out `[rows, hidden_size]` = attention of the normed rows x of all `segments`; `layer` picks their caches.
+#[expect(clippy::too_many_arguments, reason = "one call site")]
 pub(super) fn forward(
     compute: &Compute,
     config: &ModelConfig,

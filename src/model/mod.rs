@@ -75,11 +75,13 @@ struct Layer {
     feed_forward: FeedForward,
 }
 
+#[expect(clippy::large_enum_variant, reason = "one a layer, in one vector")]
 enum Attention {
     Kda(kda::Weights),
     Mla(mla::Weights),
 }
 
+#[expect(clippy::large_enum_variant, reason = "one a layer, in one vector")]
 enum FeedForward {
     Dense(mlp::Weights),
     Moe(moe::Weights),

@@ -18,6 +18,7 @@ pub struct Sequence {
 }
 
 /// One layer's part.
+#[expect(clippy::large_enum_variant, reason = "one a layer, in one vector")]
 pub(super) enum LayerState {
     Kda(KdaState),
     Mla(MlaState),

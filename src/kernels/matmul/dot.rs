@@ -1,7 +1,7 @@
 //! Weight rows × few activation rows: each weight is decoded in registers on its way from memory and met by every
 //! activation row at once.
 
-use super::super::disjoint::Disjoint;
+use super::super::disjoint::DisjointMut;
 use super::super::lanes::{Kernel, LANES, Lanes};
 use super::format::{Format, GROUP};
 
@@ -21,7 +21,7 @@ pub(super) struct Product<'a, F> {
     pub(super) x_stride: usize,
     pub(super) t: usize,
     /// The result of (t, r) goes to `y_start + t · y_stride + r`.
-    pub(super) y: Disjoint<'a>,
+    pub(super) y: DisjointMut<'a, f32>,
     pub(super) y_start: usize,
     pub(super) y_stride: usize,
 }

@@ -1,6 +1,6 @@
 //! Wᵀ x: sums over weight rows, for the product that folds a matrix into the query of latent attention.
 
-use super::super::disjoint::Disjoint;
+use super::super::disjoint::DisjointMut;
 use super::super::lanes::{Kernel, LANES, Lanes};
 use super::format::{Format, GROUP};
 
@@ -16,7 +16,7 @@ pub(super) struct Transposed<'a, F> {
     pub(super) x_stride: usize,
     pub(super) t: usize,
     /// Row t goes to `y_start + t · y_stride ..+ cols`.
-    pub(super) y: Disjoint<'a>,
+    pub(super) y: DisjointMut<'a, f32>,
     pub(super) y_start: usize,
     pub(super) y_stride: usize,
 }
@@ -106,9 +106,9 @@ impl<F: Format> Transposed<'_, F> {
                 for c in 0..C {
                     let y = y[i] + c * LANES;
                     if part > 0 {
-                        sums[i][c].store_part(self.y.part(y..y + part).as_mut_ptr(), part);
+                        sums[i][c].store_part(self.y.range(y..y + part).as_mut_ptr(), part);
                     } else {
-                        sums[i][c].store(self.y.part(y..y + LANES).as_mut_ptr());
+                        sums[i][c].store(self.y.range(y..y + LANES).as_mut_ptr());
                     }
                 }
             }
