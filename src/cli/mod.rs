@@ -58,7 +58,7 @@ pub fn dispatch(cli: &Cli, interrupt: &Interrupt) -> Result<()> {
         Command::Demo(args) => demo::run(args, &cli.shown, interrupt),
         Command::Logits(args) => logits::run(args, &cli.shown, interrupt),
         Command::Inspect(args) => inspect::run(args, &cli.shown),
-        Command::Tokenize(args) => tokenize::run(args),
+        Command::Tokenize(args) => tokenize::run(args, &cli.shown, interrupt),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => man::run(args),
     }
