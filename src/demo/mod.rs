@@ -42,16 +42,28 @@ pub const QUESTIONS: [&str; 4] = [
 
 /// The directory that holds the unpacked model; unpacks it when it is not there whole.
 ///
-/// In the user's cache directory, or in the one for temporary files where that cannot be written.
-///
 /// # Errors
 /// Kind `Io` when no place can be written.
 pub fn unpack() -> Result<PathBuf> {
+    unpack_noting(|_| {})
+}
+
+/// As [`unpack`]; `note` is told why the model lies among the temporary files, where the user's cache directory cannot
+/// be had.
+///
+/// # Errors
+/// As [`unpack`].
+pub fn unpack_noting(note: impl FnOnce(&str)) -> Result<PathBuf> {
     let name = unpack::directory_name(&FILES);
     let mut refused = Vec::new();
     for parent in parents() {
         match unpack::into(&parent.join(&name), &FILES) {
-            Ok(directory) => return Ok(directory),
+            Ok(directory) => {
+                if let [refused, ..] = refused.as_slice() {
+                    note(&format!("the demo model is in {}: {refused}", directory.display()));
+                }
+                return Ok(directory);
+            }
             Err(error) => refused.push(format!("{}: {error}", parent.display())),
         }
     }

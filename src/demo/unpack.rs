@@ -26,24 +26,39 @@ pub(super) fn directory_name(files: &[Embedded]) -> String {
 
 /// Makes `directory` hold `files` and returns it. What is there and differs is replaced.
 pub(super) fn into(directory: &Path, files: &[Embedded]) -> io::Result<PathBuf> {
-    // Two processes that find it damaged replace it in turn: whoever loses a rename looks again.
-    const ATTEMPTS: usize = 20;
-    let mut last = None;
-    for _ in 0..ATTEMPTS {
-        if is_whole(directory, files) {
-            return Ok(directory.to_owned());
-        }
-        match replace(directory, files) {
-            Ok(()) => {}
-            Err(error) if is_lost_race(&error) => last = Some(error),
-            Err(error) => return Err(error),
-        }
+    if is_whole(directory, files) {
+        return Ok(directory.to_owned());
     }
-    Err(last.unwrap_or_else(|| io::Error::other("what is written there does not stay")))
+    let parent = directory.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(parent)?;
+    let _one_at_a_time = lock(&with_suffix(directory, ".lock"));
+    // Whoever had the lock before may have done it.
+    if !is_whole(directory, files) {
+        remove_leftovers(directory, parent);
+        replace(directory, files)?;
+    }
+    if is_whole(directory, files) {
+        return Ok(directory.to_owned());
+    }
+    Err(io::Error::other("what is written there does not stay"))
 }
 
-fn is_lost_race(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists | ErrorKind::NotFound)
+/// Held until the file is closed, by the kernel should the process die. Where a file system has no locks two processes
+/// may both write, each its own directory, and the renames decide.
+fn lock(path: &Path) -> Option<File> {
+    let file = File::options().create(true).truncate(false).write(true).open(path).ok()?;
+    file.lock().ok()?;
+    Some(file)
+}
+
+/// Removes what processes that died have left.
+fn remove_leftovers(directory: &Path, parent: &Path) {
+    let mut prefix = directory.file_name().unwrap_or_default().to_owned();
+    prefix.push(".tmp-");
+    let leftovers = fs::read_dir(parent).into_iter().flatten().flatten();
+    leftovers
+        .filter(|entry| entry.file_name().as_encoded_bytes().starts_with(prefix.as_encoded_bytes()))
+        .for_each(|entry| drop(Temporary(entry.path())));
 }
 
 /// Whether every file is there with its content. Links are followed by nobody: a cache holds files.
@@ -71,9 +86,7 @@ fn holds(path: &Path, bytes: &[u8]) -> io::Result<bool> {
 
 /// Writes a new directory beside and renames it into place.
 fn replace(directory: &Path, files: &[Embedded]) -> io::Result<()> {
-    let parent = directory.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(parent)?;
-    let new = Temporary::new(directory, "new");
+    let new = Temporary::new(directory);
     fs::create_dir(&new.0)?;
     for file in files {
         let mut out = File::create_new(new.0.join(file.name))?;
@@ -82,7 +95,7 @@ fn replace(directory: &Path, files: &[Embedded]) -> io::Result<()> {
         out.sync_all()?;
     }
     // Only a rename can move what is there out of the way in one go.
-    let old = Temporary::new(directory, "old");
+    let old = Temporary::new(directory);
     match fs::rename(directory, &old.0) {
         Ok(()) => {}
         Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -95,13 +108,18 @@ fn replace(directory: &Path, files: &[Embedded]) -> io::Result<()> {
 struct Temporary(PathBuf);
 
 impl Temporary {
-    fn new(directory: &Path, purpose: &str) -> Self {
+    fn new(directory: &Path) -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let mut name = directory.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".{purpose}-{}-{count}", process::id()));
-        Self(directory.with_file_name(name))
+        Self(with_suffix(directory, &format!(".tmp-{}-{count}", process::id())))
     }
+}
+
+/// A path beside `directory`, with a longer name.
+fn with_suffix(directory: &Path, suffix: &str) -> PathBuf {
+    let mut name = directory.file_name().unwrap_or_default().to_owned();
+    name.push(suffix);
+    directory.with_file_name(name)
 }
 
 impl Drop for Temporary {
@@ -127,7 +145,10 @@ mod tests {
 
     fn names(directory: &Path) -> Vec<String> {
         let entries = fs::read_dir(directory).expect("a directory");
-        entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("plain")).collect()
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("plain")).collect();
+        names.sort();
+        names
     }
 
     #[test]
@@ -135,7 +156,7 @@ mod tests {
         let parent = tempfile::tempdir().expect("a directory");
         let directory = into(&parent.path().join("x/demo"), &FILES).expect("written");
         assert_eq!(fs::read(directory.join("a")).expect("there"), b"first");
-        assert_eq!(names(&parent.path().join("x")), ["demo"], "nothing is left beside it");
+        assert_eq!(names(&parent.path().join("x")), ["demo", "demo.lock"], "nothing else is left");
     }
 
     #[test]
@@ -167,7 +188,16 @@ mod tests {
             into(&directory, &FILES).expect("repaired");
             assert!(is_whole(&directory, &FILES), "damage {number}");
         }
-        assert_eq!(names(parent.path()), ["demo"]);
+        assert_eq!(names(parent.path()), ["demo", "demo.lock"]);
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_removed() {
+        let parent = tempfile::tempdir().expect("a directory");
+        fs::create_dir_all(parent.path().join("demo.tmp-1-0")).expect("made");
+        fs::write(parent.path().join("demo.tmp-1-0/a"), b"fir").expect("written");
+        into(&parent.path().join("demo"), &FILES).expect("written");
+        assert_eq!(names(parent.path()), ["demo", "demo.lock"]);
     }
 
     #[test]
