@@ -3,6 +3,8 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
@@ -326,4 +328,25 @@ fn a_place_that_is_nowhere_is_an_io_failure() {
 fn prompts_for_the_demo_are_listed() {
     let (out, err) = ends_with(&["demo", "--list"], 0);
     assert!(out.contains("Once upon a time") && out.contains("Who are you?") && err.is_empty(), "{out}{err}");
+}
+
+#[test]
+fn a_signal_ends_a_run_that_waits_for_ever() {
+    for (signals, code) in [(&["INT"][..], 130), (&["TERM"], 143), (&["INT", "TERM"], 143)] {
+        // Its stdin stays open and silent.
+        let tokenizer = fixture("assets/demo-model/tokenizer.json");
+        let mut command = deltafin(&["tokenize", "--tokenizer", &tokenizer]);
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = child.expect("starts");
+        thread::sleep(Duration::from_millis(500));
+        let sent = Instant::now();
+        for signal in signals {
+            let kill = Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status();
+            assert!(kill.expect("kill is there").success(), "{signal}: it has ended before");
+            thread::sleep(Duration::from_millis(50));
+        }
+        let status = child.wait().expect("ends");
+        assert_eq!(status.code(), Some(code), "{signals:?}");
+        assert!(sent.elapsed() < Duration::from_secs(1), "{signals:?}: {:?}", sent.elapsed());
+    }
 }
