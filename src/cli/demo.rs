@@ -1,5 +1,8 @@
 //! `deltafin demo`: the ordinary `run`, with the embedded model and prompts that it was trained for.
 
+use std::ffi::OsString;
+use std::path::Path;
+
 use clap::Parser;
 
 use super::args::{EngineArgs, Shown};
@@ -63,14 +66,13 @@ pub(super) fn run(args: &DemoArgs, shown: &Shown, interrupt: &Interrupt) -> Resu
             output::stderr(format_args!("note: {text}"));
         }
     };
-    // `run` finds it whole; here is where a place that had to be chosen is told.
-    demo::unpack_noting(note)?;
+    let model = demo::unpack_noting(note)?;
     let prompt = args.prompt();
     if !shown.quiet {
         let (dim, plain) = if shown.colour() { ("\x1b[2m", "\x1b[0m") } else { ("", "") };
         output::stderr(format_args!("{dim}{prompt}{plain}"));
     }
-    let ordinary = Ordinary::try_parse_from(args.as_run(prompt)).map_err(usage)?;
+    let ordinary = Ordinary::try_parse_from(args.as_run(&model, prompt)).map_err(usage)?;
     run::run(&ordinary.run, shown, interrupt)
 }
 
@@ -97,15 +99,18 @@ impl DemoArgs {
         self.prompt.as_deref().unwrap_or(default)
     }
 
-    /// The command line of `run` that means the same.
-    fn as_run(&self, prompt: &str) -> Vec<String> {
-        let mut line: Vec<String> = vec!["deltafin demo".into(), "--model=demo".into(), format!("--prompt={prompt}")];
-        line.push(format!("--max-tokens={}", self.max_tokens));
+    /// The command line of `run` that means the same. The model goes by its path: `demo` could be a directory here.
+    fn as_run(&self, model: &Path, prompt: &str) -> Vec<OsString> {
+        let mut line: Vec<OsString> = vec!["deltafin demo".into(), "--model".into(), model.into()];
+        line.push(format!("--prompt={prompt}").into());
+        line.push(format!("--max-tokens={}", self.max_tokens).into());
         if self.chat {
             // The model was trained on answers alone.
             line.extend(["--chat".into(), "--no-thinking".into()]);
         }
-        let mut add = |flag: &str, value: Option<String>| line.extend(value.map(|value| format!("--{flag}={value}")));
+        let mut add = |flag: &str, value: Option<String>| {
+            line.extend(value.map(|value| OsString::from(format!("--{flag}={value}"))));
+        };
         add("temperature", self.temperature.clone());
         add("seed", self.seed.clone());
         let engine = &self.engine;
