@@ -179,6 +179,6 @@ const BAR_STEPS: u64 = 1000;
 
 fn new_bar() -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(BAR_STEPS), ProgressDrawTarget::stderr());
-    let style = ProgressStyle::with_template("{bar:20} {wide_msg}").expect("the template is well-formed");
+    let style = ProgressStyle::with_template("{bar:10} {wide_msg}").expect("the template is well-formed");
     bar.with_style(style)
 }

@@ -66,6 +66,7 @@ impl Phase {
 
     /// The line for a phase that has run for `elapsed`.
     pub fn line(&self, elapsed: Duration) -> String {
+        // Early in the line, which a narrow terminal cuts.
         let eta = eta(self.fraction(), elapsed).map(|left| format!(", {} left", duration(left))).unwrap_or_default();
         match self.figures {
             Figures::Loading { done, total } => {
@@ -74,9 +75,9 @@ impl Phase {
             }
             Figures::Prefill { done, total, layer, layers, bytes } => {
                 let bytes = bytes.saturating_sub(self.bytes_at_start);
-                let read = if bytes == 0 { String::new() } else { format!(", {} read", amount(bytes)) };
+                let read = if bytes == 0 { String::new() } else { format!(", {}", amount(bytes)) };
                 let rate = rate(bytes, elapsed);
-                format!("prompt {done} of {total} tokens, layer {layer} of {layers}{read}{rate}{eta}")
+                format!("prompt {done}/{total} tokens{eta}, layer {layer}/{layers}{read}{rate}")
             }
         }
     }
@@ -145,7 +146,7 @@ mod tests {
         assert!((phase.fraction() - 0.15).abs() < 1e-9, "steps are seen to have 100 rows");
         assert_eq!(
             phase.line(Duration::from_secs(60)),
-            "prompt 100 of 1000 tokens, layer 5 of 10, 4.0 GB read at 0.07 GB/s, 5 min 40 s left"
+            "prompt 100/1000 tokens, 5 min 40 s left, layer 5/10, 4.0 GB at 0.07 GB/s"
         );
     }
 
