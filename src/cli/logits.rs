@@ -6,8 +6,8 @@ mod likelihood;
 use std::path::PathBuf;
 
 use super::args::{self, EngineArgs, Shown};
-use super::output;
 use super::prompt::{IdArgs, Source, check_vocabulary};
+use super::{output, show_plan};
 use crate::config::ModelConfig;
 use crate::engine::{Engine, Progress};
 use crate::error::{Error, Result};
@@ -83,7 +83,9 @@ pub(super) fn run(args: &LogitsArgs, shown: &Shown, interrupt: &Interrupt) -> Re
         Some(path) => Some(LogitsFile::create(path, &ids, config.vocab_size)?),
         None => None,
     };
-    let engine = Engine::open(&args.engine.options(model, context), &reporter, interrupt)?;
+    let options = args.engine.options(model, context);
+    show_plan(&options, shown)?;
+    let engine = Engine::open(&options, &reporter, interrupt)?;
     let mut likelihood = Likelihood::default();
     engine.session()?.feed_all(&ids, &reporter, &mut |position, logits| {
         interrupt.check()?;

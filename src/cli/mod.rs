@@ -14,6 +14,7 @@ mod tokenize;
 
 use clap::{Parser, Subcommand};
 
+use crate::engine::{Engine, EngineOptions};
 use crate::error::Result;
 use crate::interrupt::Interrupt;
 
@@ -62,4 +63,12 @@ pub fn dispatch(cli: &Cli, interrupt: &Interrupt) -> Result<()> {
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => man::run(args),
     }
+}
+
+/// The memory plan on stderr with `-v`, before anything is loaded.
+fn show_plan(options: &EngineOptions, shown: &args::Shown) -> Result<()> {
+    if shown.verbose > 0 {
+        output::stderr(format_args!("memory plan\n{}", Engine::survey(options)?.plan));
+    }
+    Ok(())
 }

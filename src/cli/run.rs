@@ -9,7 +9,7 @@ mod reader;
 use std::time::Instant;
 
 use super::args::Shown;
-use super::output;
+use super::{output, show_plan};
 use crate::engine::{Engine, Progress};
 use crate::error::{Kind, Result};
 use crate::generate::StopReason;
@@ -35,6 +35,7 @@ pub(super) fn run(args: &RunArgs, shown: &Shown, interrupt: &Interrupt) -> Resul
     }
     let mut answer = Answer::new(args, shown, tokenizer.as_ref())?;
     let options = args.engine.options(model, context);
+    show_plan(&options, shown)?;
     let engine = Engine::open(&options, &reporter, interrupt)?;
     clock.loaded();
 
