@@ -332,7 +332,8 @@ fn prompts_for_the_demo_are_listed() {
 
 #[test]
 fn a_signal_ends_a_run_that_waits_for_ever() {
-    for (signals, code) in [(&["INT"][..], 130), (&["TERM"], 143), (&["INT", "TERM"], 143)] {
+    // The first of two may have ended it before the second comes.
+    for (signals, codes) in [(&["INT"][..], &[130][..]), (&["TERM"], &[143]), (&["INT", "TERM"], &[130, 143])] {
         // Its stdin stays open and silent.
         let tokenizer = fixture("assets/demo-model/tokenizer.json");
         let mut command = deltafin(&["tokenize", "--tokenizer", &tokenizer]);
@@ -342,11 +343,11 @@ fn a_signal_ends_a_run_that_waits_for_ever() {
         let sent = Instant::now();
         for signal in signals {
             let kill = Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status();
-            assert!(kill.expect("kill is there").success(), "{signal}: it has ended before");
+            assert!(kill.expect("kill is there").success() || signals.len() > 1, "{signal}: it has ended before");
             thread::sleep(Duration::from_millis(50));
         }
         let status = child.wait().expect("ends");
-        assert_eq!(status.code(), Some(code), "{signals:?}");
+        assert!(status.code().is_some_and(|code| codes.contains(&code)), "{signals:?}: {status}");
         assert!(sent.elapsed() < Duration::from_secs(1), "{signals:?}: {:?}", sent.elapsed());
     }
 }

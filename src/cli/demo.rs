@@ -72,7 +72,8 @@ pub(super) fn run(args: &DemoArgs, shown: &Shown, interrupt: &Interrupt) -> Resu
         let (dim, plain) = if shown.colour() { ("\x1b[2m", "\x1b[0m") } else { ("", "") };
         output::stderr(format_args!("{dim}{prompt}{plain}"));
     }
-    let ordinary = Ordinary::try_parse_from(args.as_run(&model, prompt)).map_err(usage)?;
+    let mut ordinary = Ordinary::try_parse_from(args.as_run(&model, prompt)).map_err(usage)?;
+    ordinary.run.leaves_stdin = true;
     run::run(&ordinary.run, shown, interrupt)
 }
 

@@ -16,14 +16,15 @@ pub(super) use source::{Source, stdin_is_given};
 /// What stands between two parts of a prompt: a blank line.
 const SEPARATOR: &str = "\n\n";
 
-/// The prompt: `text`, then `files` in their order (`-` is stdin), then stdin when it is a pipe or a file and was not
-/// named. Parts that are empty do not count; the others are joined by a blank line, and nothing is trimmed.
+/// The prompt: `text`, then `files` in their order (`-` is stdin), then stdin when `takes_stdin` and it was not named.
+/// Parts that are empty do not count; the others are joined by a blank line, and nothing is trimmed.
 ///
 /// # Errors
 /// Kind `Usage` for no prompt at all, a file that cannot be opened, and bytes that are not UTF-8; `Io`; `Interrupted`.
 pub(super) fn read(
     text: Option<&str>,
     files: &[PathBuf],
+    takes_stdin: bool,
     progress: &dyn Progress,
     interrupt: &Interrupt,
 ) -> Result<String> {
@@ -31,7 +32,7 @@ pub(super) fn read(
     if sources.iter().filter(|source| **source == Source::Stdin).count() > 1 {
         return Err(Error::usage("`-` (standard input) is named twice: it can be read only once"));
     }
-    if !sources.contains(&Source::Stdin) && stdin_is_given() {
+    if !sources.contains(&Source::Stdin) && takes_stdin {
         sources.push(Source::Stdin);
     }
     let mut parts = Vec::new();
@@ -68,7 +69,7 @@ mod tests {
     #[test]
     fn stdin_named_twice_is_refused() {
         let files = [PathBuf::from("-"), PathBuf::from("-")];
-        let error = read(None, &files, &(), &Interrupt::new()).expect_err("refused");
+        let error = read(None, &files, false, &(), &Interrupt::new()).expect_err("refused");
         assert!(error.message().contains("twice"), "{error}");
     }
 }

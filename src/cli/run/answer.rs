@@ -100,6 +100,9 @@ impl<'t> Answer<'t> {
         self.chat = chat;
         let stopped = piece.stopped;
         self.show(piece)?;
+        if self.shows_reasoning && self.text.is_empty() && !self.reasoning.is_empty() {
+            let _ = io::stderr().write_all(b"\n");
+        }
         Ok(stopped)
     }
 

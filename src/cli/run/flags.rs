@@ -66,6 +66,9 @@ pub struct RunArgs {
     pub(in crate::cli) sampling: SamplingArgs,
     #[command(flatten)]
     pub(in crate::cli) engine: EngineArgs,
+    /// Stdin is no part of the prompt, unless named; for commands that are `run` with a prompt of their own.
+    #[arg(skip)]
+    pub(in crate::cli) leaves_stdin: bool,
 }
 
 /// `--output`.

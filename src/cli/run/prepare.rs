@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::flags::RunArgs;
+use super::flags::{OutputForm, RunArgs};
 use crate::cli::args;
 use crate::cli::prompt::{self, check_vocabulary};
 use crate::config::ModelConfig;
@@ -29,11 +29,17 @@ impl Input {
     /// # Errors
     /// Kind `Usage` for an empty prompt or one that is no text; `Io`; `Interrupted`.
     pub(super) fn read(args: &RunArgs, progress: &dyn Progress, interrupt: &Interrupt) -> Result<Self> {
+        if args.chat.thinking.is_some() && args.output != OutputForm::Text {
+            return Err(Error::usage(
+                "--thinking has no effect without --output text: JSON holds the reasoning, ids all ids",
+            ));
+        }
         StopStrings::new(&args.stop).map_err(|error| error.context("--stop"))?;
         if let Some(ids) = args.ids.read(progress, interrupt)? {
             return Ok(Self::Ids(ids));
         }
-        prompt::read(args.prompt.as_deref(), &args.files, progress, interrupt).map(Self::Text)
+        let takes_stdin = !args.leaves_stdin && prompt::stdin_is_given();
+        prompt::read(args.prompt.as_deref(), &args.files, takes_stdin, progress, interrupt).map(Self::Text)
     }
 }
 
@@ -77,7 +83,7 @@ impl Prepared {
 /// alone, and an answer must not end elsewhere because nobody looks at its text.
 fn tokenizer(args: &RunArgs, input: &Input, model: &Path, config: &ModelConfig) -> Result<Option<Tokenizer>> {
     let there = || TOKENIZER_FILES.iter().any(|file| model.join(file).symlink_metadata().is_ok());
-    let shows_text = args.output == super::flags::OutputForm::Text;
+    let shows_text = args.output == OutputForm::Text;
     let needed = matches!(input, Input::Text(_)) || shows_text || !args.stop.is_empty();
     let wanted = needed || ((args.output.needs_text() || !args.ignore_eos) && there());
     if !wanted {
