@@ -7,13 +7,14 @@ mod demo;
 mod inspect;
 mod logits;
 mod man;
-mod output;
+pub mod output;
 mod prompt;
 mod run;
 mod tokenize;
 
 use clap::{Parser, Subcommand};
 
+use crate::engine::{Engine, EngineOptions};
 use crate::error::Result;
 use crate::interrupt::Interrupt;
 
@@ -58,8 +59,16 @@ pub fn dispatch(cli: &Cli, interrupt: &Interrupt) -> Result<()> {
         Command::Demo(args) => demo::run(args, &cli.shown, interrupt),
         Command::Logits(args) => logits::run(args, &cli.shown, interrupt),
         Command::Inspect(args) => inspect::run(args, &cli.shown),
-        Command::Tokenize(args) => tokenize::run(args),
+        Command::Tokenize(args) => tokenize::run(args, &cli.shown, interrupt),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => man::run(args),
     }
+}
+
+/// The memory plan on stderr with `-v`, before anything is loaded.
+fn show_plan(options: &EngineOptions, shown: &args::Shown) -> Result<()> {
+    if shown.verbose > 0 {
+        output::stderr(format_args!("memory plan\n{}", Engine::survey(options)?.plan));
+    }
+    Ok(())
 }

@@ -1,13 +1,102 @@
-//! `deltafin run`.
+//! `deltafin run`: a prompt in, its continuation or answer out.
+
+mod answer;
+mod flags;
+mod generate;
+mod prepare;
+mod reader;
+
+use std::time::Instant;
 
 use super::args::Shown;
-use crate::error::Result;
+use super::{output, show_plan};
+use crate::engine::{Engine, Progress};
+use crate::error::{Kind, Result};
+use crate::generate::StopReason;
 use crate::interrupt::Interrupt;
+use crate::plan;
+use crate::report::json::{Memory, RunReport, Usage, tool_calls};
+use crate::report::progress::Reporter;
 
-/// Flags of `run`.
-#[derive(Debug, clap::Args)]
-pub struct RunArgs {}
+pub use flags::RunArgs;
 
-pub(super) fn run(_args: &RunArgs, _shown: &Shown, _interrupt: &Interrupt) -> Result<()> {
-    todo!()
+use answer::Answer;
+use generate::{Clock, Job, generate};
+use prepare::{Input, Prepared};
+
+pub(super) fn run(args: &RunArgs, shown: &Shown, interrupt: &Interrupt) -> Result<()> {
+    let reporter = Reporter::new(shown);
+    let mut sampler = args.sampling.sampler()?;
+    let input = Input::read(args, &reporter, interrupt)?;
+    let mut clock = Clock::start(Instant::now());
+    let Prepared { model, tokenizer, prompt, stops, limit, context } = Prepared::new(args, input)?;
+    if tokenizer.is_none() && args.output.needs_text() {
+        reporter.notice("the model directory has no tokenizer: `text` is null");
+    }
+    let mut answer = Answer::new(args, shown, tokenizer.as_ref())?;
+    let options = args.engine.options(model, context);
+    show_plan(&options, shown)?;
+    let engine = Engine::open(&options, &reporter, interrupt)?;
+    clock.loaded();
+
+    let job = Job { engine: &engine, prompt: &prompt, limit, stops: stops.as_ref(), reporter: &reporter, interrupt };
+    let ended = generate(&job, &mut sampler, &mut clock, &mut answer);
+    reporter.finish();
+    let (mut stop, failure) = match ended {
+        Ok(stop) => (stop, None),
+        Err(error) if matches!(error.kind(), Kind::Interrupted(_)) => (Some(StopReason::Interrupted), Some(error)),
+        Err(error) => (None, Some(error)),
+    };
+    let tail = answer.finish();
+    if matches!(tail, Ok(true)) && matches!(stop, Some(StopReason::Length | StopReason::Eos)) {
+        stop = Some(StopReason::StopString);
+    }
+    let report = RunReport {
+        text: answer.text(),
+        reasoning: answer.reasoning(),
+        tool_calls: answer.chat().map(tool_calls),
+        ids: answer.ids().to_vec(),
+        stop: stop.map(StopReason::as_str),
+        error: failure.as_ref().filter(|_| stop.is_none()).map(|error| error.message().to_owned()),
+        prompt_tokens: prompt.len(),
+        usage: Usage::new(prompt.len(), answer.ids().len()),
+        timings: clock.timings(prompt.len()),
+        io: engine.store_stats(),
+        memory: Memory { planned: engine.memory_plan().total, peak: plan::peak_resident() },
+        backend: "cpu",
+        isa: engine.isa_name(),
+        threads: engine.threads(),
+    };
+    let closed = answer.close(&report);
+    if !shown.quiet {
+        output::stderr(summary(&report));
+    }
+    match failure {
+        Some(error) => Err(error),
+        None => tail.and(closed),
+    }
+}
+
+/// One line of what the run came to.
+fn summary(report: &RunReport) -> String {
+    let tps = |tps: Option<f64>| tps.map_or(String::new(), |tps| format!(" at {tps:.2}/s"));
+    let (timings, io) = (&report.timings, &report.io);
+    let mut line = format!(
+        "{} tokens{} after a prompt of {}{}",
+        report.ids.len(),
+        tps(timings.decode_tps),
+        report.prompt_tokens,
+        tps(timings.prefill_tps)
+    );
+    let requests = io.hits + io.misses;
+    if requests > 0 {
+        let bytes: u64 = io.drives.iter().map(|drive| drive.bytes).sum();
+        let hits = 100.0 * io.hits as f64 / requests as f64;
+        line += &format!(
+            "; {:.1} MB read, {hits:.0} % of experts in memory, {:.2} s waiting",
+            bytes as f64 / 1e6,
+            io.wait_s
+        );
+    }
+    line
 }

@@ -1,0 +1,224 @@
+//! The memory plan: bytes for each part before anything is loaded, or a refusal with the floor.
+
+mod cgroup;
+mod limit;
+mod show;
+mod system;
+
+use crate::error::{Error, Result};
+use limit::{Limit, Memory};
+
+pub use show::gib;
+pub use system::peak_resident;
+
+/// What the parts need, in bytes; [`plan`] turns it into a [`Plan`].
+#[derive(Debug, Clone, Default)]
+pub struct Needs {
+    /// Resident trunk.
+    pub trunk: u64,
+    /// KDA and convolution states of one sequence.
+    pub states: u64,
+    /// Latent cache of the asked context.
+    pub latent_cache: u64,
+    /// Scratch of the largest step.
+    pub activations: u64,
+    /// One expert slot; 0 when the model has no routed experts.
+    pub slot: u64,
+    /// Fewest slots that can run: one token's experts of one layer.
+    pub slots_min: u64,
+    /// Slots beyond which memory is of no use: all experts.
+    pub slots_max: u64,
+    /// Tokenizer, tables, thread stacks, code.
+    pub fixed: u64,
+}
+
+/// Bytes of each part; what is used in the end stays within `total`.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Plan {
+    /// What the run may use, and where that figure is from (`--memory`, `cgroup`, `available memory less a reserve`).
+    pub limit: u64,
+    /// Source of `limit`.
+    pub limit_source: String,
+    /// Resident trunk.
+    pub trunk: u64,
+    /// KDA and convolution states.
+    pub states: u64,
+    /// Latent cache.
+    pub latent_cache: u64,
+    /// Step scratch.
+    pub activations: u64,
+    /// Expert slots, bytes.
+    pub experts: u64,
+    /// Expert slots, count.
+    pub slots: u64,
+    /// Everything else.
+    pub fixed: u64,
+    /// Sum of all parts.
+    pub total: u64,
+}
+
+/// Fits the expert slots into what is left of the limit.
+///
+/// `memory` and `expert_memory` are the flags; without `memory` the limit is what is free less a reserve, and never more
+/// than the cgroup (v1 or v2) allows. The reserve is the larger of 512 MiB and 5 % of the machine's memory, but at most
+/// half of what is free; of a cgroup's rest it is 5 % of the cgroup's limit.
+///
+/// # Errors
+/// Kind `Memory` below the floor (the message has the limit, the floor and its parts), for more than the machine or the
+/// cgroup has, and for an expert cache that does not fit.
+pub fn plan(needs: &Needs, memory: Option<u64>, expert_memory: Option<u64>) -> Result<Plan> {
+    fit(needs, limit::limit(memory, &Memory::now())?, expert_memory)
+}
+
+fn fit(needs: &Needs, limit: Limit, expert_memory: Option<u64>) -> Result<Plan> {
+    let slots_min = if needs.slot == 0 { 0 } else { needs.slots_min };
+    let floor = with_slots(needs, &limit, slots_min);
+    if floor.total > floor.limit {
+        return Err(below_floor(&floor));
+    }
+    let left = (limit.bytes - floor.total).checked_div(needs.slot).unwrap_or(0);
+    let slots_fitting = slots_min + left;
+    let slots_max = if needs.slot == 0 { 0 } else { needs.slots_max.max(slots_min) };
+    let slots = match expert_memory {
+        None => slots_fitting.min(slots_max),
+        Some(_) if needs.slot == 0 => 0,
+        Some(asked) => {
+            let slots = (asked / needs.slot).min(slots_max);
+            if slots < slots_min {
+                return Err(below_one_token(needs, asked));
+            }
+            if slots > slots_fitting {
+                return Err(experts_do_not_fit(&floor, needs, asked));
+            }
+            slots
+        }
+    };
+    Ok(with_slots(needs, &limit, slots))
+}
+
+fn with_slots(needs: &Needs, limit: &Limit, slots: u64) -> Plan {
+    let experts = slots.saturating_mul(needs.slot);
+    let parts = [needs.trunk, needs.states, needs.latent_cache, needs.activations, needs.fixed, experts];
+    Plan {
+        limit: limit.bytes,
+        limit_source: limit.source.clone(),
+        trunk: needs.trunk,
+        states: needs.states,
+        latent_cache: needs.latent_cache,
+        activations: needs.activations,
+        experts,
+        slots,
+        fixed: needs.fixed,
+        total: parts.into_iter().fold(0, u64::saturating_add),
+    }
+}
+
+fn below_floor(floor: &Plan) -> Error {
+    Error::memory(format!(
+        "does not fit in memory: the limit is {} ({}), at least {} are needed: {}",
+        gib(floor.limit),
+        floor.limit_source,
+        gib(floor.total),
+        floor.parts_in_words()
+    ))
+    .hint("allow more with --memory, or need less with a smaller --context or --step")
+}
+
+fn below_one_token(needs: &Needs, asked: u64) -> Error {
+    Error::memory(format!(
+        "--expert-memory {}: at least {} are needed: one token's {} experts of one layer, {} each",
+        gib(asked),
+        gib(needs.slot.saturating_mul(needs.slots_min)),
+        needs.slots_min,
+        gib(needs.slot)
+    ))
+    .hint("leave --expert-memory out to use what the rest leaves")
+}
+
+fn experts_do_not_fit(floor: &Plan, needs: &Needs, asked: u64) -> Error {
+    let rest = floor.total - floor.experts;
+    Error::memory(format!(
+        "--expert-memory {} does not fit: the limit is {} ({}), {} are needed beside the experts, which leaves {}",
+        gib(asked.min(needs.slot.saturating_mul(needs.slots_max))),
+        gib(floor.limit),
+        floor.limit_source,
+        gib(rest),
+        gib(floor.limit - rest)
+    ))
+    .hint("leave --expert-memory out to use what the rest leaves")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Kind;
+
+    const NEEDS: Needs = Needs {
+        trunk: 1000,
+        states: 50,
+        latent_cache: 30,
+        activations: 20,
+        slot: 10,
+        slots_min: 4,
+        slots_max: 100,
+        fixed: 100,
+    };
+
+    fn within(bytes: u64) -> Limit {
+        Limit { bytes, source: "--memory".into() }
+    }
+
+    #[test]
+    fn slots_take_what_the_rest_leaves() {
+        let plan = fit(&NEEDS, within(1305), None).expect("fits");
+        assert_eq!((plan.slots, plan.experts, plan.total), (10, 100, 1300));
+    }
+
+    #[test]
+    fn slots_end_with_the_experts() {
+        let plan = fit(&NEEDS, within(1 << 40), None).expect("fits");
+        assert_eq!((plan.slots, plan.total), (100, 2200));
+    }
+
+    #[test]
+    fn the_floor_is_exact() {
+        assert_eq!(fit(&NEEDS, within(1240), None).expect("fits").slots, 4);
+        let error = fit(&NEEDS, within(1239), None).expect_err("one byte short");
+        assert_eq!(error.kind(), Kind::Memory);
+        for part in ["the limit is 1239 bytes (--memory)", "at least 1240 bytes", "trunk 1000 bytes", "4 expert slots"]
+        {
+            assert!(error.message().contains(part), "{error}: {part}");
+        }
+    }
+
+    #[test]
+    fn expert_memory_is_kept_or_refused() {
+        let slots = |limit, asked| fit(&NEEDS, within(limit), Some(asked)).map(|plan| plan.slots);
+        assert_eq!(slots(5000, 59).expect("fits"), 5);
+        assert_eq!(slots(5000, u64::MAX).expect("all experts"), 100);
+        assert_eq!(slots(1240, 40).expect("the floor"), 4);
+        let too_few = slots(5000, 39).expect_err("below one token's experts");
+        assert!(too_few.message().contains("at least 40 bytes"), "{too_few}");
+        let too_many = slots(1300, 200).expect_err("more than is left");
+        assert!(too_many.message().contains("leaves 100 bytes"), "{too_many}");
+        assert_eq!((too_few.kind(), too_many.kind()), (Kind::Memory, Kind::Memory));
+    }
+
+    #[test]
+    fn a_dense_model_has_no_slots() {
+        let dense = Needs { slot: 0, slots_min: 0, slots_max: 0, ..NEEDS };
+        assert_eq!(fit(&dense, within(1200), None).expect("fits").slots, 0);
+        assert_eq!(fit(&dense, within(1200), Some(1)).expect("no experts to hold").slots, 0);
+    }
+
+    #[test]
+    fn needs_beyond_all_numbers_are_refused() {
+        let huge = Needs { trunk: u64::MAX, slot: u64::MAX, slots_min: 8, ..NEEDS };
+        assert_eq!(fit(&huge, within(u64::MAX - 1), None).expect_err("cannot fit").kind(), Kind::Memory);
+    }
+
+    #[test]
+    fn this_process_has_a_peak() {
+        assert!(peak_resident() > 100_000);
+    }
+}
