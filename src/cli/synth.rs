@@ -164,7 +164,11 @@ impl Sizes {
     }
 }
 
-pub(super) fn run(args: &SynthArgs, shown: &Shown, interrupt: &Interrupt) -> Result<()> {
+/// Makes the model and prints what it is and how long that took.
+///
+/// # Errors
+/// As [`synth::write`] and printing report.
+pub fn run(args: &SynthArgs, shown: &Shown, interrupt: &Interrupt) -> Result<()> {
     let recipe = recipe(args);
     let threads = args.threads.or_else(|| thread::available_parallelism().ok()).map_or(1, usize::from);
     let bar = if shown.quiet { ProgressBar::hidden() } else { ProgressBar::no_length() };

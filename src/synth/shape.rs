@@ -253,7 +253,8 @@ mod tests {
 
     #[test]
     fn a_size_out_of_bounds_is_refused_by_its_flag() {
-        let cases: [(&str, fn(&mut Shape)); 10] = [
+        type Case = (&'static str, fn(&mut Shape));
+        let cases: [Case; 10] = [
             ("--layers", |s| s.layers = 0),
             ("--top-k", |s| s.top_k = s.experts + 1),
             ("--top-k", |s| s.top_k = 0),

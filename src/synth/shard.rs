@@ -225,3 +225,42 @@ impl Data<'_> {
         writes
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::routing::Routing;
+    use super::super::shape::Preset;
+    use super::super::tensors;
+    use super::*;
+    use crate::error::Kind;
+
+    #[test]
+    fn a_full_disk_is_an_io_error_that_leaves_no_file() {
+        if !Path::new("/dev/full").exists() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (path, temporary) = (dir.path().join("shard"), dir.path().join("temporary"));
+        std::os::unix::fs::symlink("/dev/full", &temporary).unwrap();
+        let recipe = Recipe::new(Preset::Tiny.shape(), 1, false, Content::Seeded);
+        let tensors = tensors::shard(&recipe.shape, &Routing::new(&recipe.shape, 1, false), 1);
+        let error = write(&path, &temporary, &tensors, &recipe, 2, &mut |_| (), &Interrupt::new()).expect_err("full");
+        assert_eq!(error.kind(), Kind::Io, "{error}");
+        assert!(error.hint_text().is_some_and(|hint| hint.starts_with("make room")), "{:?}", error.hint_text());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn writes_cover_the_data_once_and_in_order() {
+        let recipe = Recipe::new(Preset::Tiny.shape(), 1, false, Content::Seeded);
+        let tensors = arrange(tensors::shard(&recipe.shape, &Routing::new(&recipe.shape, 1, false), 4));
+        let file = tempfile::tempfile().unwrap();
+        let data = Data { file: &file, start: 8, tensors: &tensors, seed: 1 };
+        let mut next = 8;
+        for (offset, blocks) in data.writes() {
+            assert_eq!(offset, next);
+            next += blocks.iter().map(|block| block.len as u64).sum::<u64>();
+        }
+        assert_eq!(next, 8 + tensors.iter().map(Tensor::len).sum::<u64>());
+    }
+}

@@ -13,8 +13,6 @@ pub(super) const TAPS: usize = 4;
 /// `A_log` is padded to a multiple of this.
 const A_LOG_PADDING: usize = 128;
 
-/// Deviation of the embedding: little, so that what a token is reaches the layers through the first one's attention.
-const EMBED_STD: f32 = 0.25;
 /// What attention and MLPs add to the residual stream, against 1 for the first layer's attention.
 const WRITER_GAIN: f32 = 0.3;
 /// What the routed experts add: a token that changes an expert hardly changes its logits.
@@ -85,7 +83,8 @@ impl List<'_> {
     fn outside(&mut self) {
         let Shape { hidden, vocab, .. } = *self.shape;
         self.prefix = "language_model.".into();
-        let embed = Matrix { first_cols: (self.routing.dims, routing::OFF), ..Matrix::new(hidden, EMBED_STD) };
+        let embed =
+            Matrix { first_cols: (self.routing.dims, routing::OFF), ..Matrix::new(hidden, self.routing.embed_std()) };
         self.matrix("model.embed_tokens", vocab, embed);
         if self.shape.attn_res_block > 0 {
             self.pseudo_query("model.output_attn_res");
@@ -119,7 +118,7 @@ impl List<'_> {
     fn kda(&mut self) {
         let Shape { hidden, heads, head_dim, .. } = *self.shape;
         let width = heads * head_dim;
-        let taps = if self.layer == 0 { routing::FIRST_TAPS } else { routing::TAPS };
+        let (taps, (from, to)) = self.routing.memory(self.layer);
         for (projection, taps) in ["q", "k", "v"].into_iter().zip(taps) {
             self.plain(&format!("self_attn.{projection}_proj"), width, hidden);
             let shape = vec![width, 1, TAPS];
@@ -127,7 +126,6 @@ impl List<'_> {
         }
         let a_log = Floats::Uniform { from: -0.3, to: 0.3, len: heads };
         self.add("self_attn.A_log".into(), "F32", vec![heads.next_multiple_of(A_LOG_PADDING)], Fill::F32(a_log));
-        let (from, to) = if self.layer == 0 { routing::FIRST_DT_BIAS } else { routing::DT_BIAS };
         let dt_bias = Floats::Uniform { from, to, len: width };
         self.add("self_attn.dt_bias".into(), "F32", vec![width], Fill::F32(dt_bias));
         self.plain("self_attn.f_a_proj", head_dim, hidden);

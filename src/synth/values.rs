@@ -267,7 +267,9 @@ mod tests {
 
     #[test]
     fn rounding_to_bf16_goes_to_the_nearest() {
-        for (x, bits) in [(1.0, 0x3f80), (1.00390625, 0x3f80), (1.01171875, 0x3f82), (-1.004, 0xbf81), (0.0, 0)] {
+        for (x, bits) in
+            [(1.0, 0x3f80), (1.0 + 1.0 / 256.0, 0x3f80), (1.0 + 3.0 / 256.0, 0x3f82), (-1.004, 0xbf81), (0.0, 0)]
+        {
             assert_eq!(bf16(x), bits, "{x}");
         }
     }
