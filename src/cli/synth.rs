@@ -300,6 +300,29 @@ mod tests {
     }
 
     #[test]
+    fn the_report_says_what_was_made_and_how_long_it_took() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model");
+        let args = parsed(&["synth", path.to_str().unwrap(), "--seed", "9"]).unwrap();
+        let made = || synth::write(&args.dir, &recipe(&args), 1, &mut |_, _| (), &Interrupt::new()).unwrap();
+        let first = report(&args, &recipe(&args), &made());
+        for part in [
+            "4 (3 KDA, 1 MLA; 1 dense)",
+            "3 × 64 of",
+            "skewed",
+            "seed 9",
+            "parameters",
+            "5 shards",
+            "on disk",
+            "made in",
+        ] {
+            assert!(first.contains(part), "{part}: {first}");
+        }
+        let again = report(&args, &recipe(&args), &made());
+        assert!(again.contains("is there already"), "{again}");
+    }
+
+    #[test]
     fn what_is_no_size_is_refused() {
         for words in [
             ["synth", "x", "--layers", "-1"],
