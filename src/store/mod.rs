@@ -1,5 +1,10 @@
 //! Routed experts: where they live, how they reach memory, what is kept. The only way in is [`ExpertStore::request`].
 
+pub mod histogram;
+pub mod policy;
+mod sealed;
+pub mod trace;
+
 use std::sync::Arc;
 
 use crate::checkpoint::Manifest;
