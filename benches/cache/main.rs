@@ -70,20 +70,25 @@ impl<'a> Cache<'a> {
         self.slot_of[expert as usize] = Some(slot);
     }
 
-    /// Asks for the experts of one layer at once; as in the store, none makes way for another of the same request while
-    /// there are other slots. Returns how many were there.
+    /// Asks for the experts of one layer; as in the store, what is there when they are asked for stays until it was used,
+    /// and the rest comes as far ahead as there are slots. Returns how many were there.
     fn request(&mut self, experts: &[u32]) -> u64 {
         self.rule.requested(experts);
+        let kept = self.expert_in.len() / 2;
+        let present = experts.iter().filter_map(|expert| self.slot_of[*expert as usize]);
+        present.take(kept).for_each(|slot| self.rule.withdraw(slot));
         let mut hits = 0;
         for part in experts.chunks((self.expert_in.len() / 2).clamp(1, 64)) {
-            for slot in part.iter().filter_map(|expert| self.slot_of[*expert as usize]) {
-                self.rule.withdraw(slot);
-                hits += 1;
-            }
             for expert in part {
-                if self.slot_of[*expert as usize].is_none() {
-                    let slot = self.empty.pop().or_else(|| self.rule.victim()).expect("half of the slots are on offer");
-                    self.put(*expert, slot);
+                match self.slot_of[*expert as usize] {
+                    Some(slot) => {
+                        self.rule.withdraw(slot);
+                        hits += 1;
+                    }
+                    None => {
+                        let slot = self.empty.pop().or_else(|| self.rule.victim());
+                        self.put(*expert, slot.expect("half of the slots are on offer"));
+                    }
                 }
             }
             for expert in part {

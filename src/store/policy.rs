@@ -28,7 +28,7 @@ pub struct Tuning {
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { recent_weight: 0.25, recent_keep: 0.6, lasting_keep: 0.995, learned_requests: 100.0, candidates: 32 }
+        Self { recent_weight: 0.22, recent_keep: 0.5, lasting_keep: 0.995, learned_requests: 100.0, candidates: 64 }
     }
 }
 
