@@ -15,5 +15,6 @@ pub mod plan;
 pub mod report;
 pub mod signals;
 pub mod store;
+pub mod synth;
 pub mod text;
 pub mod trunk;

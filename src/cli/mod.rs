@@ -10,6 +10,7 @@ mod man;
 mod output;
 mod prompt;
 mod run;
+pub mod synth;
 mod tokenize;
 
 use clap::{Parser, Subcommand};
