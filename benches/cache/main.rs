@@ -1,7 +1,8 @@
 //! What a cache of experts answers, for several rules, on traces of routing: `cargo bench --bench cache`.
 //!
-//! With `-- --trace TRAIN HELD_OUT` on recorded traces instead of synthetic ones; with `-- --tune` also what becomes of the
-//! hit rate when one figure of the store's rule is changed.
+//! With `-- --record MODEL TEXT TRACE` it records the routes of a model over a text instead; with `-- --trace TRAIN
+//! HELD_OUT` it compares on such traces instead of synthetic ones; with `-- --tune` it also tells what becomes of the hit
+//! rate when one figure of the store's rule is changed.
 
 mod routing;
 mod rules;
@@ -12,12 +13,10 @@ use std::time::Instant;
 use deltafin::store::histogram::Histogram;
 use deltafin::store::policy::Tuning;
 use deltafin::store::trace::Trace;
+use deltafin::synth::trace::TraceShape;
 
-use self::routing::Spread;
 use self::rules::{Frequency, Future, Ordered, Recency, Rule, hybrid};
 
-/// Layers, experts of each, experts a token.
-const K3: [usize; 3] = [92, 896, 16];
 const SHARES: [f64; 5] = [0.01, 0.02, 0.04, 0.08, 0.16];
 /// Requests that make an LFU count fade to half, in tokens.
 const LFU_HALF_LIFE: f64 = 100.0;
@@ -133,17 +132,6 @@ fn with_scan(trace: &Trace, tokens: usize) -> Trace {
         result.push(layer, experts).expect("copied from a trace");
     }
     result
-}
-
-fn print_figures(name: &str, trace: &Trace) {
-    let figures = routing::figures(trace);
-    let percent = |values: &[f64]| values.iter().map(|v| format!("{:.0}", v * 100.0)).collect::<Vec<_>>().join(" ");
-    println!(
-        "{name}: shared at distance 1 2 4 8: {} %; union of 2 3 4 6 8 12: {} %; 4 8 % of experts take {} %",
-        percent(&figures.shared),
-        percent(&figures.union),
-        percent(&figures.top)
-    );
 }
 
 /// Hit rates of all rules at all shares.
@@ -272,25 +260,28 @@ fn tune(train: &Trace, held_out: &Trace, top_k: usize) {
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(at) = args.iter().position(|arg| arg == "--record") {
+        let [model, text, trace, ..] = &args[at + 1..] else { panic!("--record takes a model, a text and a trace") };
+        routing::record(Path::new(model), Path::new(text)).write(Path::new(trace)).unwrap_or_else(|e| panic!("{e}"));
+        return;
+    }
     // Without `cargo bench` it is being tested: a small model will do.
     let is_measured = args.iter().any(|arg| arg == "--bench");
-    let shape = if is_measured { K3 } else { [4, 896, 16] };
+    let layers = if is_measured { TraceShape::K3.layers } else { 4 };
+    let shape = TraceShape { layers, ..TraceShape::K3 };
     let (train, held_out) = match args.iter().position(|arg| arg == "--trace").map(|at| &args[at + 1..]) {
         Some([train, held_out, ..]) => {
             let read = |path: &String| Trace::read(Path::new(path)).unwrap_or_else(|error| panic!("{error}"));
             (read(train), read(held_out))
         }
         Some(_) => panic!("--trace takes two files, to learn from and to replay"),
-        None => {
-            let make = |seed, tokens| routing::generate(shape, Spread::RELEASED, 1, seed, tokens, 150);
-            (make(2, 600), make(3, 300))
-        }
+        None => (routing::generate(shape, 0, 600, 150), routing::generate(shape, 1000, 300, 150)),
     };
     let top_k = held_out.requests().next().map_or(1, |(_, experts)| experts.len());
     let tokens = held_out.requests().count() / held_out.layers().max(1);
     println!("{} layers of {} experts, {top_k} a token, {tokens} tokens", held_out.layers(), held_out.experts());
-    print_figures("learned from", &train);
-    print_figures("held out", &held_out);
+    routing::print_figures("learned from", &train, &train, top_k);
+    routing::print_figures("held out", &held_out, &train, top_k);
     compare(&train, &held_out, top_k);
     scan(&train, &held_out, top_k);
     if args.iter().any(|arg| arg == "--tune") {
