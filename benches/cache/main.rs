@@ -139,14 +139,19 @@ fn compare(train: &Trace, held_out: &Trace, top_k: usize) {
     let (layers, count) = (held_out.layers(), held_out.layers() * held_out.experts());
     let (learned, nothing) = (learn(train), Histogram::new(0, layers, held_out.experts()));
     let hottest = learned.hottest();
-    println!("\n{:<28}{}", "hit rate % at slots of", SHARES.map(|share| format!("{:>7.0} %", share * 100.0)).concat());
+    let shares = SHARES.map(|share| format!("{:>7.0} %", share * 100.0)).concat();
+    println!("\nbytes: read at 4 % of slots, where 1 is a token without a cache; time: of an expert asked for, at 4 %");
+    println!("{:<28}{shares}   bytes      time", "hit rate % at slots of");
     let row = |name: &str, last: &str, run: &dyn Fn(usize) -> Outcome| {
         let outcomes = SHARES.map(|share| run((count as f64 * share) as usize));
-        let rates = outcomes.map(|outcome| format!("{:>9.1}", outcome.rate() * 100.0)).concat();
+        let rates = outcomes.map(|outcome| match outcome.asked {
+            0 => format!("{:>9}", "-"),
+            _ => format!("{:>9.1}", outcome.rate() * 100.0),
+        });
+        let rates = rates.concat();
         let bytes = 1.0 - outcomes[2].rate();
         println!("{name:<28}{rates}   {bytes:.3}   {:>5.0} ns{last}", outcomes[2].ns());
     };
-    println!("{:<28}{:>45}   bytes at 4 %, of 1 without cache; time an expert", "", "");
     row("LRU", "", &|slots| replay(&mut Ordered::new(Recency::new(count), slots), held_out, slots, &[]));
     row("LRU, warm start", "", &|slots| {
         replay(&mut Ordered::new(Recency::new(count), slots), held_out, slots, &hottest)
