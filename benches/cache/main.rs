@@ -191,6 +191,9 @@ fn compare(train: &Trace, held_out: &Trace, top_k: usize) {
     });
 }
 
+/// Makes a rule anew for each replay.
+type MakeRule<'a> = &'a dyn Fn() -> Box<dyn Rule>;
+
 /// What a prefill in the middle does to the tokens after it.
 fn scan(train: &Trace, held_out: &Trace, top_k: usize) {
     let count = held_out.layers() * held_out.experts();
@@ -199,7 +202,7 @@ fn scan(train: &Trace, held_out: &Trace, top_k: usize) {
     let hottest = learned.hottest();
     let scanned = with_scan(held_out, 150);
     println!("\na scan over all experts after 150 tokens, 4 % of slots:");
-    let rules: [(&str, &dyn Fn() -> Box<dyn Rule>); 2] = [
+    let rules: [(&str, MakeRule); 2] = [
         ("LRU", &|| Box::new(Ordered::new(Recency::new(count), slots))),
         ("hybrid, learned", &|| Box::new(hybrid(&learned, top_k, slots, Tuning::default()))),
     ];
