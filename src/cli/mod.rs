@@ -10,7 +10,7 @@ mod man;
 pub mod output;
 mod prompt;
 mod run;
-pub mod synth;
+mod synth;
 mod tokenize;
 
 use clap::{Parser, Subcommand};
@@ -44,6 +44,8 @@ pub enum Command {
     Inspect(inspect::InspectArgs),
     /// Text to token ids and back
     Tokenize(tokenize::TokenizeArgs),
+    /// Make a synthetic checkpoint
+    Synth(synth::SynthArgs),
     /// Shell completions to stdout
     Completions(completions::CompletionsArgs),
     /// Manual pages
@@ -61,6 +63,7 @@ pub fn dispatch(cli: &Cli, interrupt: &Interrupt) -> Result<()> {
         Command::Logits(args) => logits::run(args, &cli.shown, interrupt),
         Command::Inspect(args) => inspect::run(args, &cli.shown),
         Command::Tokenize(args) => tokenize::run(args, &cli.shown, interrupt),
+        Command::Synth(args) => synth::run(args, &cli.shown, interrupt),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => man::run(args),
     }

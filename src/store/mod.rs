@@ -9,14 +9,17 @@ mod catalog;
 mod check;
 mod drive;
 mod files;
+pub mod histogram;
+pub mod policy;
 mod reader;
 mod request;
+mod sealed;
 mod slab;
 mod slots;
-mod volume;
-
 #[cfg(test)]
 mod tests;
+pub mod trace;
+mod volume;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
