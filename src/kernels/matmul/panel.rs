@@ -6,7 +6,7 @@
 
 #![expect(clippy::needless_range_loop, reason = "indices below constants unroll into registers")]
 
-use std::mem::MaybeUninit;
+use std::cell::RefCell;
 use std::ops::Range;
 
 use super::super::Isa;
@@ -19,37 +19,50 @@ use super::pack::Layout;
 /// Columns of a block: 6 activation rows of it take 24 KiB of the first-level cache.
 const COLS: usize = 1024;
 /// The same where a tile has more rows than 6.
-const COLS_TALL: usize = 512;
+const COLS_TALL: usize = 768;
 /// Weight rows of a panel, which then takes 128 KiB of the second-level cache.
-pub(super) const ROWS: usize = 32;
+pub(super) const ROWS: usize = 48;
 /// Activation rows that share a panel; their partial sums take 32 · 96 · 64 B = 192 KiB of the second-level cache.
 pub(super) const T_MAX: usize = 96;
 /// Tiles of this many weight rows × up to 6 activation rows fill 32 registers: 24 sums, 4 weights, an activation.
 const WIDE: (usize, usize) = (4, 6);
-/// Tiles of this many weight rows × 7 to 12 activation rows: 24 sums, 2 weights, an activation. So few activation rows
-/// are one tile, and no weight goes through a panel.
+/// Tiles of this many weight rows × 7 to 12 activation rows, which decode in registers: 24 sums, 2 weights and what they
+/// are decoded with. So few activation rows are one tile, and no weight goes through a panel.
 const TALL: (usize, usize) = (2, 12);
+const TALL_MIN: usize = 7;
+/// Sums of a tile of 4 weight rows that leave room for decoding in registers; with more, weights go through memory.
+const IN_REGISTERS_MAX: usize = 20;
 /// Tiles for 8 registers: 6 sums, and the rest in part from memory.
 const NARROW: (usize, usize) = (2, 3);
 
 /// Activation rows of a tile, at most, when there are `t`.
 pub(super) fn tile_rows(registers: usize, t: usize) -> usize {
     match registers {
-        32.. if t <= TALL.1 => TALL.1,
+        32.. if (TALL_MIN..=TALL.1).contains(&t) => TALL.1,
         32.. => WIDE.1,
         _ => NARROW.1,
     }
 }
 
-/// Room for decoded weights: for each tile of rows, for each sixteen columns, the rows' lanes one after the other.
-#[repr(align(64))]
-#[expect(dead_code, reason = "reached by pointer")]
-struct Panel([f32; ROWS * COLS]);
+/// What a thread keeps between calls, so that no task pays for fresh memory.
+#[repr(C, align(64))]
+struct Scratch {
+    /// Decoded weights: for each tile of rows, for each sixteen columns, the rows' lanes one after the other.
+    panel: [f32; ROWS * COLS],
+    /// Partial sums, tile by tile.
+    sums: [f32; ROWS * T_MAX * LANES],
+}
 
-/// Room for partial sums, tile by tile.
-#[repr(align(64))]
-#[expect(dead_code, reason = "reached by pointer")]
-struct Sums([f32; ROWS * T_MAX * LANES]);
+thread_local! {
+    static SCRATCH: RefCell<Box<Scratch>> = RefCell::new(Scratch::new());
+}
+
+impl Scratch {
+    fn new() -> Box<Self> {
+        // SAFETY: zeroes are floats.
+        unsafe { Box::new_zeroed().assume_init() }
+    }
+}
 
 /// A product of many activation rows: y\[t, r\] = Σ_k W\[r, k\] x\[t, k\].
 #[derive(Clone, Copy)]
@@ -71,12 +84,20 @@ pub(super) struct Panels<'a, F> {
 }
 
 impl<F: Format> Panels<'_, F> {
+    /// Whether all activation rows are one tile of [`TALL`].
+    fn is_tall(self) -> bool {
+        self.tiles.1 - self.tiles.0 == 1 && self.layout.tile(self.tiles.0).len() >= TALL_MIN
+    }
+
     /// Computes the product. Nobody else writes these results at the same time.
     pub(super) fn run(self, isa: Detected) {
-        let mut panel = MaybeUninit::<Panel>::uninit();
-        let mut sums = MaybeUninit::<Sums>::uninit();
-        let (panel, sums) = (panel.as_mut_ptr().cast(), sums.as_mut_ptr().cast());
-        let cols = if self.layout.tile(self.tiles.0).len() > WIDE.1 { COLS_TALL } else { COLS };
+        SCRATCH.with_borrow_mut(|scratch| self.run_with(isa, scratch));
+    }
+
+    fn run_with(self, isa: Detected, scratch: &mut Scratch) {
+        let (panel, sums) = (scratch.panel.as_mut_ptr(), scratch.sums.as_mut_ptr());
+        let at_most = if self.is_tall() { COLS_TALL } else { COLS };
+        let cols = self.cols.div_ceil(self.cols.div_ceil(at_most)).next_multiple_of(GROUP);
         let mut row = 0;
         while row < self.rows {
             let rows = ROWS.min(self.rows - row);
@@ -133,7 +154,7 @@ impl<F: Format> Block<'_, F> {
         const NARROW_ROWS: usize = NARROW.0;
         let (first, end) = self.product.tiles;
         if isa.isa() == Isa::Avx512 {
-            if self.product.layout.tile(first).len() > WIDE.1 {
+            if self.product.is_tall() {
                 meet!(isa, self, first, STORED, TALL_ROWS, [7 8 9 10 11 12]);
                 return;
             }
@@ -198,10 +219,19 @@ impl<F: Format, const R: usize, const T: usize, const SOURCE: u8> Kernel for Mee
                     }
                 }
                 if k + width == product.cols {
-                    for i in 0..T {
-                        let y = product.y_start + (self.t.start + i) * product.y_stride + self.block.row + row;
-                        for r in 0..R.min(rows - row) {
-                            product.y.write(y + r, L::load(kept.add((r * T + i) * LANES)).sum());
+                    let n = R * T;
+                    let y = product.y_start + self.t.start * product.y_stride + self.block.row + row;
+                    for i in (0..n).step_by(4) {
+                        let mut four = [L::splat(0.0); 4];
+                        for j in 0..4 {
+                            let (r, t) = ((i + j).min(n - 1) % R, (i + j).min(n - 1) / R);
+                            four[j] = L::load(kept.add((r * T + t) * LANES));
+                        }
+                        for (j, sum) in L::sum_each(four).into_iter().enumerate() {
+                            let (r, t) = ((i + j) % R, (i + j) / R);
+                            if t < T && row + r < rows {
+                                product.y.write(y + t * product.y_stride + r, sum);
+                            }
                         }
                     }
                 }
@@ -251,16 +281,38 @@ impl<F: Format, const R: usize, const T: usize, const SOURCE: u8> Meet<'_, F, R,
                     turn = self.turn.1;
                 }
                 turn -= 1;
-                if SOURCE != PANEL {
+                if SOURCE == PANEL {
+                    sums = meet_step(self.at::<L>(w), x.add(k * T), sums);
+                    sums = meet_step(self.at::<L>(w.add(R * LANES)), x.add((k + LANES) * T), sums);
+                } else if R * T > IN_REGISTERS_MAX && R > TALL.0 && size_of::<F::Group<L>>() > 0 {
                     let column = self.block.k + k;
                     for r in 0..R {
                         let group = F::group::<L>(from[r], column);
                         F::load::<L>(from[r], column, group).store(w.add(r * LANES));
                         F::load::<L>(from[r], column + LANES, group).store(w.add((R + r) * LANES));
                     }
+                    sums = meet_step(self.at::<L>(w), x.add(k * T), sums);
+                    sums = meet_step(self.at::<L>(w.add(R * LANES)), x.add((k + LANES) * T), sums);
+                } else {
+                    let column = self.block.k + k;
+                    let mut group = [F::group::<L>(from[0], column); R];
+                    let mut tile = [L::splat(0.0); R];
+                    for r in 0..R {
+                        group[r] = F::group::<L>(from[r], column);
+                        tile[r] = F::load::<L>(from[r], column, group[r]);
+                        if SOURCE == STORED_TO_PANEL {
+                            tile[r].store(w.add(r * LANES));
+                        }
+                    }
+                    sums = meet_step(tile, x.add(k * T), sums);
+                    for r in 0..R {
+                        tile[r] = F::load::<L>(from[r], column + LANES, group[r]);
+                        if SOURCE == STORED_TO_PANEL {
+                            tile[r].store(w.add((R + r) * LANES));
+                        }
+                    }
+                    sums = meet_step(tile, x.add((k + LANES) * T), sums);
                 }
-                sums = meet_step(w, x.add(k * T), sums);
-                sums = meet_step(w.add(R * LANES), x.add((k + LANES) * T), sums);
                 k += GROUP;
                 w = w.add(2 * step);
             }
@@ -276,12 +328,28 @@ impl<F: Format, const R: usize, const T: usize, const SOURCE: u8> Meet<'_, F, R,
                         part.store(w.add(r * LANES));
                     }
                 }
-                sums = meet_step(w, x.add(k * T), sums);
+                sums = meet_step(self.at::<L>(w), x.add(k * T), sums);
                 k += LANES;
                 w = w.add(step);
             }
         }
         sums
+    }
+
+    /// R vectors from the panel.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `L`; 16 R floats are readable at `w`.
+    #[inline(always)]
+    unsafe fn at<L: Lanes>(&self, w: *const f32) -> [L; R] {
+        // SAFETY: by this function's contract.
+        unsafe {
+            let mut tile = [L::splat(0.0); R];
+            for r in 0..R {
+                tile[r] = L::load(w.add(r * LANES));
+            }
+            tile
+        }
     }
 }
 
@@ -291,20 +359,16 @@ impl<F: Format, const R: usize, const T: usize, const SOURCE: u8> Meet<'_, F, R,
 /// The CPU has the instructions of `L`; 16 R floats are readable at `w`, and 16 T at `x`.
 #[inline(always)]
 unsafe fn meet_step<L: Lanes, const R: usize, const T: usize>(
-    w: *const f32,
+    w: [L; R],
     x: *const f32,
     mut sums: [[L; T]; R],
 ) -> [[L; T]; R] {
     // SAFETY: by this function's contract.
     unsafe {
-        let mut tile = [L::splat(0.0); R];
-        for r in 0..R {
-            tile[r] = L::load(w.add(r * LANES));
-        }
         for i in 0..T {
             let x = L::load(x.add(i * LANES));
             for r in 0..R {
-                sums[r][i] = tile[r].fma(x, sums[r][i]);
+                sums[r][i] = w[r].fma(x, sums[r][i]);
             }
         }
     }
