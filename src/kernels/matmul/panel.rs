@@ -36,10 +36,10 @@ const IN_REGISTERS_MAX: usize = 20;
 const NARROW: (usize, usize) = (2, 3);
 
 /// Activation rows of a tile, at most, when there are `t`.
-pub(super) fn tile_rows(registers: usize, t: usize) -> usize {
-    match registers {
-        32.. if (TALL_MIN..=TALL.1).contains(&t) => TALL.1,
-        32.. => WIDE.1,
+pub(super) fn tile_rows(isa: Isa, t: usize) -> usize {
+    match isa {
+        Isa::Avx512 if (TALL_MIN..=TALL.1).contains(&t) => TALL.1,
+        Isa::Avx512 => WIDE.1,
         _ => NARROW.1,
     }
 }
