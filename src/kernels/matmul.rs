@@ -16,10 +16,10 @@ use std::sync::PoisonError;
 
 use self::dot::Product;
 use self::format::{Bf16, F32, Format, GROUP, Mxfp4};
-pub(super) use self::pack::Buffer;
 use self::pack::Layout;
 use self::panel::{Panels, ROWS, T_MAX};
 use self::transposed::Transposed;
+use super::buffer::Buffer;
 use super::disjoint::Disjoint;
 use super::lanes::{Kernel, LANES, Lanes};
 use super::{Compute, Isa, Matrix, Weights};
