@@ -43,6 +43,11 @@ pub trait Progress {
     fn prefill(&self, done: usize, total: usize, layer: usize, layers: usize, bytes: u64);
     /// Something the user should know once (a drive reads buffered).
     fn notice(&self, text: &str);
+    /// Something the user must know although fewer words were asked for: what keeps the run waiting without end, or what
+    /// of the input was left out.
+    fn warning(&self, text: &str) {
+        self.notice(text);
+    }
 }
 
 /// A [`Progress`] that shows nothing.

@@ -15,7 +15,7 @@ use crate::kernels::Isa;
 /// How much is said on stderr, and how.
 #[derive(Debug, Clone, Args)]
 pub struct Shown {
-    /// Only errors on stderr
+    /// Only errors on stderr, and what keeps the run waiting
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub quiet: bool,
     /// More on stderr: the memory plan, the mode of each drive, statistics
