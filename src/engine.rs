@@ -23,7 +23,7 @@ pub struct EngineOptions {
     pub memory: Option<u64>,
     /// `--expert-memory`, bytes.
     pub expert_memory: Option<u64>,
-    /// `--threads`; `None`: one a physical core this process may use.
+    /// `--threads`; see [`EngineOptions::thread_count`].
     pub threads: Option<usize>,
     /// `--isa`.
     pub isa: Option<Isa>,
@@ -33,6 +33,13 @@ pub struct EngineOptions {
     pub context: usize,
     /// Read past the page cache.
     pub direct: bool,
+}
+
+impl EngineOptions {
+    /// Threads that compute: as asked, or one a processor that this process may use.
+    pub fn thread_count(&self) -> usize {
+        self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get))
+    }
 }
 
 /// What opening and prefilling report to whoever shows progress. All methods may be called from the calling thread only.
@@ -113,9 +120,9 @@ impl Engine {
     /// # Errors
     /// `Model` for a directory that cannot be run, `Memory` when the plan does not fit, `Io`, `Usage`, `Interrupted`.
     pub fn open(options: &EngineOptions, progress: &dyn Progress, interrupt: &Interrupt) -> Result<Self> {
-        let threads = options.threads.unwrap_or_else(default_threads);
-        let compute = Compute::new(options.isa, threads, interrupt.clone())?;
+        let compute = Compute::new(options.isa, options.thread_count(), interrupt.clone())?;
         let Survey { config, manifest, step_rows, plan } = Self::survey(options)?;
+        plan.caution.iter().for_each(|caution| progress.notice(caution));
         interrupt.check()?;
         let loading = Loading(progress);
         let trunk = Trunk::load(&manifest, options.direct, &loading, interrupt)?;
@@ -212,10 +219,6 @@ impl LoadProgress for Loading<'_> {
     fn loaded(&self, done: u64, total: u64) {
         self.0.loading(done, total);
     }
-}
-
-fn default_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// The step's rows and the plan that goes with them.
