@@ -1,5 +1,7 @@
 //! What is found in a directory. Facts that a damaged tokenizer or too little memory leaves are found all the same.
 
+use std::sync::Arc;
+
 use serde::Serialize;
 
 use super::file_system;
@@ -8,8 +10,9 @@ use crate::config::{AttentionKind, Family, FeedForwardKind, ModelConfig};
 use crate::engine::{Engine, EngineOptions, Survey};
 use crate::error::{Error, Kind, Result};
 use crate::interrupt::Interrupt;
+use crate::kernels::Compute;
 use crate::plan::Plan;
-use crate::store::{ExpertStore, StoreOptions};
+use crate::store::{ExpertStore, Files, StoreOptions, System, Volumes};
 use crate::text::{self, Tokenizer};
 
 /// The report; its fields are the keys of the JSON object.
@@ -33,6 +36,8 @@ pub(super) struct Findings {
     pub has_tokenizer_file: bool,
     pub stop_ids: Vec<StopId>,
     pub drives: Vec<Drive>,
+    pub isa: &'static str,
+    pub threads: usize,
     pub notices: Vec<String>,
     pub context: usize,
     pub step: Option<usize>,
@@ -89,12 +94,19 @@ pub(super) struct Drive {
     pub mode: String,
 }
 
+impl Drive {
+    fn new(path: String, mode: impl Into<String>) -> Self {
+        Self { file_system: file_system::of(path.as_ref()), path, mode: mode.into() }
+    }
+}
+
 impl Findings {
     /// The findings, and what keeps the directory from being run as asked.
     ///
     /// # Errors
     /// When the checkpoint itself is refused, or a flag is.
     pub fn of(options: &EngineOptions, config: ModelConfig) -> Result<(Self, Vec<Error>)> {
+        let compute = Compute::new(options.isa, options.thread_count(), Interrupt::new())?;
         let mut obstacles = Vec::new();
         let (manifest, step, plan) = match Engine::survey(options) {
             Ok(Survey { manifest, step_rows, plan, .. }) => (manifest, Some(step_rows), Some(plan)),
@@ -128,6 +140,8 @@ impl Findings {
             has_tokenizer_file: has_tokenizer_file(options),
             stop_ids,
             drives,
+            isa: compute.isa_name(),
+            threads: compute.threads(),
             notices,
             context: options.context,
             step,
@@ -209,17 +223,19 @@ fn stop_ids(options: &EngineOptions, config: &ModelConfig, tokenizer: Option<&To
     Ok(stops.sources().map(|(id, sources)| StopId { id, sources: sources.to_vec() }).collect())
 }
 
-/// The drives of the experts with the mode that their store finds by reading, and what it has to say.
+/// The drives of the experts with the mode that their store finds by reading, and what it has to say; those of all
+/// shards where there are no experts.
 fn drives(options: &EngineOptions, config: &ModelConfig, manifest: &Manifest) -> Result<(Vec<Drive>, Vec<String>)> {
-    let Some(moe) = config.moe.as_ref().filter(|_| manifest.experts.is_some()) else { return Ok(Default::default()) };
+    let Some(moe) = config.moe.as_ref().filter(|_| manifest.experts.is_some()) else {
+        let files = Files::new(Arc::new(System), &manifest.shards, &manifest.shard_bytes, 1);
+        let all: Vec<usize> = (0..manifest.shards.len()).collect();
+        let volumes = Volumes::open(&Arc::new(files), &all, options.direct)?.list;
+        let drives = volumes.iter().map(|volume| Drive::new(volume.path().to_owned(), volume.mode()));
+        return Ok((drives.collect(), volumes.iter().filter_map(|volume| volume.take_notice()).collect()));
+    };
     let smallest =
         StoreOptions { slots: moe.num_experts_per_token, direct: options.direct, queue_depth: 1, piece_bytes: 1 << 20 };
     let store = ExpertStore::open(manifest, &smallest, Interrupt::new())?;
-    let drives = store.stats().drives.into_iter();
-    let drives = drives.map(|drive| Drive {
-        file_system: file_system::of(drive.path.as_ref()),
-        path: drive.path,
-        mode: drive.mode,
-    });
+    let drives = store.stats().drives.into_iter().map(|drive| Drive::new(drive.path, drive.mode));
     Ok((drives.collect(), store.take_notices()))
 }

@@ -22,6 +22,7 @@ pub(super) fn text(findings: &Findings, all: bool) -> String {
     files(&mut table, &findings.shards, all);
     words(&mut table, findings);
     drives(&mut table, &findings.drives);
+    table.row("computes", format!("{}, {} threads", findings.isa, findings.threads));
     findings.notices.iter().for_each(|notice| table.row("note", notice));
     table.row("context", format!("{} tokens", findings.context));
     if let Some(rows) = findings.step {
