@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::checkpoint::Manifest;
 use crate::config::ModelConfig;
+use crate::demo;
 use crate::error::{Error, Result};
 use crate::generate::{LOGIT_ROWS, Session};
 use crate::interrupt::Interrupt;
@@ -69,10 +70,12 @@ impl Progress for () {
 const STEP_ROWS: usize = 512;
 /// The step is halved until its buffers take no more than this part of the limit.
 const STEP_SHARE: u64 = 16;
-/// Bytes that are not counted part by part: code, the stacks, tables, output buffers.
-const FIXED_BYTES: u64 = 40 << 20;
-/// The tokenizer's tables, for an id.
-const TOKENIZER_BYTES_PER_ID: u64 = 160;
+/// Bytes that are not counted part by part: code, tables, output buffers, what the allocator keeps of the parsing.
+const FIXED_BYTES: u64 = 16 << 20;
+/// Stack and allocator of a thread that computes.
+const THREAD_BYTES: u64 = 256 << 10;
+/// A tokenizer's tables, for an id, by the file that it is made from: merges cost more than ranks.
+const TOKENIZER_BYTES_PER_ID: [(&str, u64); 2] = [("tiktoken.model", 80), ("tokenizer.json", 420)];
 /// Headers' and catalog's cost for a routed expert.
 const CATALOG_BYTES_PER_EXPERT: u64 = 400;
 /// Reads in flight and bytes of each: deep enough to keep an NVMe drive busy, small enough to share an expert among
@@ -237,7 +240,7 @@ fn make_plan(config: &ModelConfig, manifest: &Manifest, options: &EngineOptions)
     }
     let mut rows = options.step.unwrap_or(STEP_ROWS).min(options.context);
     let try_rows = |rows: usize| {
-        let needs = needs(config, manifest, options.context, rows);
+        let needs = needs(config, manifest, options, rows);
         plan::plan(&needs, options.memory, options.expert_memory).map(|plan| (needs, plan))
     };
     loop {
@@ -255,22 +258,33 @@ fn make_plan(config: &ModelConfig, manifest: &Manifest, options: &EngineOptions)
 }
 
 /// What running `config`'s model takes, part by part.
-fn needs(config: &ModelConfig, manifest: &Manifest, context: usize, rows: usize) -> Needs {
+fn needs(config: &ModelConfig, manifest: &Manifest, options: &EngineOptions, rows: usize) -> Needs {
     let experts = manifest.experts.as_ref();
     let all = experts.map_or(0, |experts| (experts.moe_layers.len() * experts.num_experts) as u64);
     let top_k = config.moe.as_ref().map_or(0, |moe| moe.num_experts_per_token as u64);
     let logits = (LOGIT_ROWS.min(rows) * config.vocab_size * size_of::<f32>()) as u64;
-    Needs {
+    let needs = Needs {
         trunk: Trunk::planned_bytes(manifest),
         states: Sequence::state_bytes(config),
-        latent_cache: Sequence::latent_cache_bytes(config, context),
+        latent_cache: Sequence::latent_cache_bytes(config, options.context),
         activations: Scratch::planned_bytes(config, rows) + logits,
         slot: if all > 0 { ExpertStore::slot_bytes(manifest) } else { 0 },
         slots_min: top_k,
         slots_max: all,
         fixed: FIXED_BYTES
             + Model::copied_bytes(manifest)
-            + config.vocab_size as u64 * TOKENIZER_BYTES_PER_ID
+            + options.thread_count() as u64 * THREAD_BYTES
+            + tokenizer_bytes(config, manifest)
+            + demo::looked_at_bytes()
             + all * CATALOG_BYTES_PER_EXPERT,
-    }
+    };
+    // The buffers of loading are gone when what follows the trunk is first written.
+    let later = needs.states + needs.latent_cache + needs.activations + needs.slots_min.saturating_mul(needs.slot);
+    Needs { fixed: needs.fixed + Trunk::LOAD_BYTES_MAX.min(needs.trunk).saturating_sub(later), ..needs }
+}
+
+/// Tables of the tokenizer that the directory has, whether this run needs it or not.
+fn tokenizer_bytes(config: &ModelConfig, manifest: &Manifest) -> u64 {
+    let made_from = TOKENIZER_BYTES_PER_ID.iter().find(|(file, _)| manifest.dir.join(file).exists());
+    made_from.map_or(0, |(_, per_id)| config.vocab_size as u64 * per_id)
 }
