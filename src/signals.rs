@@ -2,10 +2,12 @@
 //! comes right behind the first is the same wish.
 
 use std::fs;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 
@@ -29,6 +31,8 @@ pub fn install(interrupt: &Interrupt) -> Result<()> {
     if !is_ignored(SIGHUP) {
         signals.add_signal(SIGHUP).map_err(refused)?;
     }
+    // A limit on file sizes then fails the write, which is told, and does not end the process without a word.
+    flag::register(SIGXFSZ, Arc::default()).map_err(refused)?;
     let interrupt = interrupt.clone();
     let watch = move || {
         let mut signals = signals.forever();

@@ -417,6 +417,18 @@ fn a_cache_that_cannot_be_written_is_told_and_done_without() {
     assert!(err.contains("cannot unpack the demo model") && err.contains("hint: "), "{err}");
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_limit_on_file_sizes_is_an_io_failure_and_leaves_nothing() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let target = dir.path().join("logits.safetensors");
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -f 1; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_deltafin"), "logits", "-m", &demo()]);
+    let (_, err) = ends_with(command.args(["-p", "Once upon", "-o"]).arg(&target).stdin(Stdio::null()), 4);
+    assert!(err.contains("logits.safetensors") && err.contains("too large"), "{err}");
+    assert_eq!(fs::read_dir(dir.path()).expect("there").count(), 0);
+}
+
 /// Sends `signals` as fast as a shell can.
 fn kill(child: &Child, signals: &[&str]) {
     let script = signals.iter().map(|signal| format!("kill -{signal} $0;")).collect::<String>();

@@ -74,7 +74,8 @@ fn what_is_not_known_is_a_usage_error() {
         &["inspect", "-m", "x", "--color", "blue"],
         &["inspect", "-m", "x", "-q", "-v"],
         &["completions", "tcsh"],
-        &["demo", "-n=-1"],
+        &["demo", "-n", "-1"],
+        &["run", "-m", "demo", "-p", "x", "-n", "-1"],
     ] {
         let (out, err) = ends_with(args, 2);
         assert!(out.is_empty() && !err.is_empty(), "{args:?}\n{out}\n{err}");
@@ -328,6 +329,15 @@ fn a_place_that_is_nowhere_is_an_io_failure() {
 fn prompts_for_the_demo_are_listed() {
     let (out, err) = ends_with(&["demo", "--list"], 0);
     assert!(out.contains("Once upon a time") && out.contains("Who are you?") && err.is_empty(), "{out}{err}");
+}
+
+#[test]
+fn help_without_a_width_has_lines() {
+    let wide = output(&["run", "--help"]).stdout;
+    for columns in ["0", "1", "19"] {
+        let narrow = deltafin(&["run", "--help"]).env("COLUMNS", columns).output().expect("starts").stdout;
+        assert_eq!(text(&narrow), text(&wide), "{columns}");
+    }
 }
 
 #[test]

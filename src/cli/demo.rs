@@ -37,7 +37,7 @@ pub struct DemoArgs {
     #[arg(long)]
     chat: bool,
     /// Most tokens of the answer; 0 only computes the prompt
-    #[arg(short = 'n', long = "max-tokens", value_name = "N", default_value = "256")]
+    #[arg(short = 'n', long = "max-tokens", value_name = "N", allow_negative_numbers = true, default_value = "256")]
     max_tokens: usize,
     /// 0 takes the likeliest token, more takes more chances
     #[arg(long, value_name = "T", allow_negative_numbers = true)]

@@ -13,6 +13,7 @@ mod run;
 mod synth;
 mod tokenize;
 
+use std::env;
 use std::ffi::{OsStr, OsString};
 
 use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -21,9 +22,13 @@ use crate::engine::{Engine, EngineOptions};
 use crate::error::Result;
 use crate::interrupt::Interrupt;
 
+/// Help is not wrapped to fewer columns, nor laid out on more.
+const COLUMNS_MIN: usize = 20;
+const COLUMNS_MAX: usize = 100;
+
 /// Run Kimi K3, whole and unaltered, on this machine
 #[derive(Debug, Parser)]
-#[command(name = "deltafin", version, max_term_width = 100, infer_subcommands = false)]
+#[command(name = "deltafin", version, max_term_width = COLUMNS_MAX, infer_subcommands = false)]
 pub struct Cli {
     /// What to do
     #[command(subcommand)]
@@ -47,6 +52,10 @@ impl Cli {
             _ => ColorChoice::Auto,
         };
         let mut command = Self::command().color(color);
+        // What has no width says 0, and a line must hold a word.
+        if let Some(0..COLUMNS_MIN) = env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()) {
+            command = command.term_width(COLUMNS_MAX);
+        }
         let matches = command.try_get_matches_from_mut(line)?;
         Self::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
     }

@@ -54,7 +54,7 @@ pub struct RunArgs {
     #[command(flatten)]
     pub(in crate::cli) chat: ChatArgs,
     /// Most new tokens; 0 only computes the prompt [default: 512, or what the context leaves]
-    #[arg(short = 'n', long, value_name = "N", help_heading = "Answer")]
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, help_heading = "Answer")]
     pub(in crate::cli) max_tokens: Option<usize>,
     /// End the answer before this text; may be given more than once
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Answer")]
