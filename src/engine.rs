@@ -33,6 +33,34 @@ pub struct EngineOptions {
     pub context: usize,
     /// Read past the page cache.
     pub direct: bool,
+    /// `--experts`: roots of packed experts to read from besides the model's own shards.
+    pub experts: Vec<PathBuf>,
+    /// Keep a histogram of which experts were used, and start from it.
+    pub learn: bool,
+    /// Guess the next layer's experts and read ahead.
+    pub lookahead: bool,
+    /// Compare every expert read from a packed root with its checksum.
+    pub verify_reads: bool,
+}
+
+impl EngineOptions {
+    /// Everything at its default for the model in `model` with room for `context` tokens; nothing is learnt.
+    pub fn new(model: impl Into<PathBuf>, context: usize) -> Self {
+        Self {
+            model: model.into(),
+            memory: None,
+            expert_memory: None,
+            threads: None,
+            isa: None,
+            step: None,
+            context,
+            direct: true,
+            experts: Vec::new(),
+            learn: false,
+            lookahead: true,
+            verify_reads: false,
+        }
+    }
 }
 
 /// What opening and prefilling report to whoever shows progress. All methods may be called from the calling thread only.

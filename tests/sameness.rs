@@ -12,14 +12,9 @@ const MODELS: [&str; 3] = ["tests/golden/tiny-k3", "tests/golden/odd-k3", "tests
 
 fn options(model: &str) -> EngineOptions {
     EngineOptions {
-        model: Path::new(env!("CARGO_MANIFEST_DIR")).join(model),
         memory: Some(1 << 30),
-        expert_memory: None,
         threads: Some(1),
-        isa: None,
-        step: None,
-        context: 256,
-        direct: true,
+        ..EngineOptions::new(Path::new(env!("CARGO_MANIFEST_DIR")).join(model), 256)
     }
 }
 

@@ -28,16 +28,7 @@ pub fn generate(shape: TraceShape, text: u64, tokens: usize, text_tokens: usize)
 /// Runs the model in directory `model` over the text in file `text`, as far as the context goes, and keeps its routes.
 pub fn record(model: &Path, text: &Path) -> Trace {
     const CONTEXT: usize = 1024;
-    let options = EngineOptions {
-        model: model.to_owned(),
-        memory: None,
-        expert_memory: None,
-        threads: None,
-        isa: None,
-        step: Some(1),
-        context: CONTEXT,
-        direct: true,
-    };
+    let options = EngineOptions { step: Some(1), ..EngineOptions::new(model, CONTEXT) };
     let engine = Engine::open(&options, &(), &Interrupt::new()).expect("the model opens");
     let tokenizer = Tokenizer::from_dir(model, Some(engine.config().vocab_size)).expect("it has a tokenizer");
     let text = std::fs::read_to_string(text).expect("the text can be read");

