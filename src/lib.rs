@@ -11,6 +11,7 @@ pub mod generate;
 pub mod interrupt;
 pub mod kernels;
 pub mod model;
+pub mod pack;
 pub mod plan;
 pub mod report;
 pub mod signals;

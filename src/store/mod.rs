@@ -34,6 +34,7 @@ use crate::checkpoint::Manifest;
 use crate::error::{Error, Result};
 use crate::interrupt::Interrupt;
 
+pub(crate) use self::check::reserved_scale;
 pub(crate) use self::files::Files;
 pub(crate) use self::reader::{System, Tally};
 pub use self::request::{Expert, Request};

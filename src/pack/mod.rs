@@ -1,0 +1,2 @@
+//! From released shards to expert files on drive roots.
+pub mod placement;
