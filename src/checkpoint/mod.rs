@@ -126,6 +126,16 @@ impl ExpertTable {
         let first = (layer * self.num_experts + usize::from(expert)) * parts;
         self.places.get(first..first + parts)
     }
+
+    /// Whether shards hold all of an expert.
+    pub fn is_in_shards(&self, layer: u16, expert: u16) -> bool {
+        self.places(layer, expert).is_some_and(|places| places.iter().all(|place| place.0 != MOVED))
+    }
+
+    /// Layer and number of every expert, ascending.
+    pub fn ids(&self) -> impl Iterator<Item = (u16, u16)> {
+        self.moe_layers.iter().flat_map(|layer| (0..self.num_experts as u16).map(|expert| (*layer, expert)))
+    }
 }
 
 /// A directory that was found whole: every tensor the configuration needs, and where it is.

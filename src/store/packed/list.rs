@@ -1,8 +1,8 @@
 //! The list of a root: read, checked against the model, replaced in one step.
 //!
 //! Little-endian, inside a sealed file: fingerprint u128; format, parts, 0, 0 (u8 each); file bytes u64; part offsets and
-//! part bytes u64 each; experts a layer u32; number of layers u32; those layers u16 each; plan u64, this root's number
-//! and the number of roots u16 each; length u32 and bytes of the source's name; planned experts u32, then layer and
+//! part bytes u64 each; experts a layer u32; number of layers u32; those layers u16 each; plan u64; this root's number,
+//! the number of roots, and of replicas u16 each; length u32 and bytes of the source's name; planned experts u32, then layer and
 //! expert u16 each; finished experts u32, then layer and expert u16, checksum u64 each. Both ascending.
 
 use std::collections::BTreeMap;
@@ -43,6 +43,8 @@ pub(crate) struct Share {
     pub number: u16,
     /// How many there are.
     pub roots: u16,
+    /// Most copies of an expert.
+    pub replicas: u16,
     /// Ascending.
     pub experts: Vec<ExpertId>,
 }
@@ -155,6 +157,7 @@ impl List {
         bytes.extend_from_slice(&share.plan.to_le_bytes());
         bytes.extend_from_slice(&share.number.to_le_bytes());
         bytes.extend_from_slice(&share.roots.to_le_bytes());
+        bytes.extend_from_slice(&share.replicas.to_le_bytes());
         let name = &source.name.as_bytes()[..source.name.len().min(NAME_BYTES_MAX)];
         bytes.extend_from_slice(&(name.len() as u32).to_le_bytes());
         bytes.extend_from_slice(name);
@@ -219,7 +222,7 @@ impl<'p> Fields<'p> {
         self.bytes(8 + parts * 16 + 4)?;
         let layers = self.u32()? as usize;
         self.bytes(layers.checked_mul(2)?)?;
-        self.bytes(12)?;
+        self.bytes(14)?;
         self.name()
     }
 
@@ -229,9 +232,9 @@ impl<'p> Fields<'p> {
         if self.bytes(facts.len())? != facts {
             return None;
         }
-        let (plan, number, roots) = (self.u64()?, self.u16()?, self.u16()?);
+        let (plan, number, roots, replicas) = (self.u64()?, self.u16()?, self.u16()?, self.u16()?);
         self.name()?;
-        let mut share = Share { plan, number, roots, experts: Vec::new() };
+        let mut share = Share { plan, number, roots, replicas, experts: Vec::new() };
         for _ in 0..self.u32()? {
             let id = self.id()?;
             if !source.has(id) || share.experts.last().is_some_and(|last| *last >= id) {
@@ -273,7 +276,7 @@ mod tests {
 
     fn list() -> List {
         let experts = vec![id(1, 0), id(1, 3), id(5, 7)];
-        let mut list = List::new(Share { plan: 77, number: 1, roots: 2, experts });
+        let mut list = List::new(Share { plan: 77, number: 1, roots: 2, replicas: 1, experts });
         list.experts.extend([(id(1, 0), 5), (id(5, 7), u64::MAX)]);
         list
     }
