@@ -36,7 +36,7 @@ fn ends_with(args: &[&str], code: i32) -> (String, String) {
     (out, err)
 }
 
-const COMMANDS: [&str; 7] = ["run", "demo", "logits", "inspect", "tokenize", "completions", "man"];
+const COMMANDS: [&str; 8] = ["run", "demo", "logits", "inspect", "pack", "tokenize", "completions", "man"];
 
 #[test]
 fn help_is_on_stdout_and_no_failure() {

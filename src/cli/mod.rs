@@ -8,6 +8,7 @@ mod inspect;
 mod logits;
 mod man;
 pub mod output;
+mod pack;
 mod prompt;
 mod run;
 mod synth;
@@ -44,6 +45,8 @@ pub enum Command {
     Inspect(inspect::InspectArgs),
     /// Text to token ids and back
     Tokenize(tokenize::TokenizeArgs),
+    /// Write experts to one file each on drive roots, and the trunk to one file
+    Pack(pack::PackArgs),
     /// Make a synthetic checkpoint
     Synth(synth::SynthArgs),
     /// Shell completions to stdout
@@ -61,8 +64,9 @@ pub fn dispatch(cli: &Cli, interrupt: &Interrupt) -> Result<()> {
         Command::Run(args) => run::run(args, &cli.shown, interrupt),
         Command::Demo(args) => demo::run(args, &cli.shown, interrupt),
         Command::Logits(args) => logits::run(args, &cli.shown, interrupt),
-        Command::Inspect(args) => inspect::run(args, &cli.shown),
+        Command::Inspect(args) => inspect::run(args, &cli.shown, interrupt),
         Command::Tokenize(args) => tokenize::run(args, &cli.shown, interrupt),
+        Command::Pack(args) => pack::run(args, &cli.shown, interrupt),
         Command::Synth(args) => synth::run(args, &cli.shown, interrupt),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => man::run(args),

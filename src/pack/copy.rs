@@ -227,10 +227,8 @@ impl Copier<'_> {
                 Err(error) => failed = Some(error),
             }
         }
-        Err(failed.unwrap_or_else(|| {
-            Error::model(format!("expert {id} has left the shards, and no root given has it"))
-                .hint("give the roots that hold the model's experts too, with --to")
-        }))
+        Err(failed
+            .unwrap_or_else(|| Error::model(format!("expert {id} has left the shards, and no root given has it"))))
     }
 
     fn write(&self, id: ExpertId, root: &Path, buffers: &mut Buffers, parts: usize) -> Result<()> {

@@ -156,14 +156,8 @@ pub fn pack(
         trunk::write(manifest, &trunk.path, &mut |done, all| progress(Phase::Trunk, done, all), interrupt)?;
         packed.bytes += trunk.bytes;
     }
-    let copier = Copier {
-        shards: &shards,
-        table,
-        source: &source,
-        roots: &roots,
-        check_held: options.take_experts,
-        interrupt,
-    };
+    let copier =
+        Copier { shards: &shards, table, source: &source, roots: &roots, check_held: options.take_experts, interrupt };
     let file_bytes = source.layout.file_bytes;
     let copies = |job: &work::Job| job.write.len() + if options.take_experts { job.held.len() } else { 0 };
     let all: usize = groups.iter().flat_map(|group| &group.jobs).map(copies).sum();
@@ -266,16 +260,8 @@ fn rates(
     Ok(rates)
 }
 
-/// Past use by place in the expert table, from a histogram of its MoE layers or of all layers.
+/// Past use by place in the expert table; `None` where nothing is known of a model of this shape.
 fn shares(uses: &Histogram, table: &ExpertTable) -> Option<Vec<f32>> {
-    let (layers, experts) = uses.shape();
-    if experts != table.num_experts || uses.is_empty() {
-        return None;
-    }
-    let shares = uses.shares();
-    if layers == table.moe_layers.len() {
-        return Some(shares);
-    }
-    let rows = table.moe_layers.iter().map(|layer| shares.chunks(experts).nth(usize::from(*layer)));
-    rows.collect::<Option<Vec<_>>>().map(|rows| rows.concat())
+    let fits = uses.shape() == (table.moe_layers.len(), table.num_experts) && !uses.is_empty();
+    fits.then(|| uses.shares())
 }

@@ -154,6 +154,8 @@ impl<'p, 'a> State<'p, 'a> {
             let rates = self.problem.rates;
             let free = self.drives().filter(|drive| !holders.contains(drive) && self.room_of(*drive) > 0);
             let best = free.min_by(|a, b| (load[*a] / rates[*a]).total_cmp(&(load[*b] / rates[*b])));
+            // A second copy on a drive adds no speed, but the user has asked for it.
+            let best = best.or_else(|| self.drives().find(|drive| self.open_site(expert, *drive).is_some()));
             if let Some(drive) = best {
                 self.spread(expert, &mut load, -1.0);
                 self.put(expert, drive);
@@ -190,15 +192,25 @@ impl<'p, 'a> State<'p, 'a> {
         at(high)
     }
 
-    /// Notes a copy of `expert` on the emptiest root of `drive` that has room.
+    /// Notes a copy of `expert` on a root of `drive`.
     fn put(&mut self, expert: usize, drive: usize) {
-        let sites = self.problem.sites.iter().enumerate();
-        let open = sites.filter(|(_, site)| site.drive == drive && self.room[site.pool] > 0);
-        if let Some((number, site)) = open.min_by_key(|(number, _)| (self.count[*number], *number)) {
-            self.room[site.pool] -= 1;
+        if let Some(number) = self.open_site(expert, drive) {
+            self.room[self.problem.sites[number].pool] -= 1;
             self.count[number] += 1;
             self.new[expert].push(number as u16);
         }
+    }
+
+    /// The emptiest root of `drive` that has room and no copy of `expert`.
+    fn open_site(&self, expert: usize, drive: usize) -> Option<usize> {
+        let holds = |number: usize| {
+            let mut copies = self.problem.held[expert].iter().chain(&self.new[expert]);
+            copies.any(|site| usize::from(*site) == number)
+        };
+        let sites = self.problem.sites.iter().enumerate();
+        let open = sites.filter(|(_, site)| site.drive == drive && self.room[site.pool] > 0);
+        let open = open.map(|(number, _)| number).filter(|number| !holds(*number));
+        open.min_by_key(|number| (self.count[*number], *number))
     }
 
     fn drives(&self) -> std::ops::Range<usize> {
@@ -381,7 +393,7 @@ mod tests {
             num_experts: 90,
             shares: None,
             held: &held,
-            replicas: 3,
+            replicas: 2,
             rates: &[1.0, 2.0],
             pools: &[Pool { room: 50 }, Pool { room: 500 }],
             sites: &[Site { drive: 0, pool: 0 }, Site { drive: 0, pool: 0 }, Site { drive: 1, pool: 1 }],
@@ -391,6 +403,25 @@ mod tests {
         assert_eq!(counts[0] + counts[1], 50, "{counts:?}");
         assert_eq!(counts[2], 90, "every expert that drive 0 holds has its copy on drive 1, and none twice on one");
         assert!(counts[0].abs_diff(counts[1]) <= 1);
+    }
+
+    #[test]
+    fn roots_of_one_drive_get_the_copies_that_no_other_drive_can_take() {
+        let held = vec![Vec::new(); 10];
+        let mut problem = Problem {
+            num_experts: 10,
+            shares: None,
+            held: &held,
+            replicas: 2,
+            rates: &[1.0],
+            pools: &[Pool { room: 100 }],
+            sites: &[Site { drive: 0, pool: 0 }, Site { drive: 0, pool: 0 }],
+        };
+        for replicas in [2, 3] {
+            problem.replicas = replicas;
+            let placed = place(&problem).unwrap();
+            assert!(placed.iter().all(|copies| *copies == [0, 1] || *copies == [1, 0]), "{placed:?}");
+        }
     }
 
     #[test]

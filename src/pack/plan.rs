@@ -105,14 +105,15 @@ pub(super) fn make(basis: &Basis<'_>) -> Result<Plan> {
     let shares = match begun(lists, options.replicas) {
         Some(shares) => {
             if !options.rates.is_empty() {
-                notices.push("going on with the placement these roots were begun with, whatever --rate says now".into());
+                notices
+                    .push("going on with the placement these roots were begun with, whatever --rate says now".into());
             }
             shares
         }
         None => place(basis, trunk.as_ref(), &mut notices)?,
     };
-    let ids = table.ids().map(|(layer, expert)| ExpertId { layer, expert });
-    let experts = ids.count() as u64;
+    let experts = table.ids().count() as u64;
+    check_sources(table, lists, &shares)?;
     let plans = roots.iter().zip(lists).zip(rates).zip(shares).map(|(((root, list), rate), share)| {
         let held = |id: &&ExpertId| list.as_ref().is_some_and(|list| list.experts.contains_key(id));
         RootPlan {
@@ -138,6 +139,17 @@ pub(super) fn make(basis: &Basis<'_>) -> Result<Plan> {
     Ok(plan)
 }
 
+/// Refuses to plan a copy of an expert that nobody has.
+fn check_sources(table: &ExpertTable, lists: &[Option<List>], shares: &[Share]) -> Result<()> {
+    let has = |id: &ExpertId| lists.iter().flatten().any(|list| list.experts.contains_key(id));
+    let nobody_has = |id: &&ExpertId| !table.is_in_shards(id.layer, id.expert) && !has(id);
+    match shares.iter().flat_map(|share| &share.experts).find(nobody_has) {
+        Some(id) => Err(Error::model(format!("expert {id} has left the shards, and no root given has it"))
+            .hint("give the roots that hold the model's experts too, with --to")),
+        None => Ok(()),
+    }
+}
+
 /// The shares of the plan that all these roots belong to, if it is one whole plan for so many replicas.
 fn begun(lists: &[Option<List>], replicas: usize) -> Option<Vec<Share>> {
     let shares: Option<Vec<Share>> = lists.iter().map(|list| list.as_ref().map(|list| list.share.clone())).collect();
@@ -158,12 +170,16 @@ fn begun(lists: &[Option<List>], replicas: usize) -> Option<Vec<Share>> {
 fn place(basis: &Basis<'_>, trunk: Option<&TrunkPlan>, notices: &mut Vec<String>) -> Result<Vec<Share>> {
     let Basis { table, source, options, roots, lists, rates, shares, .. } = *basis;
     let (drives, sites, pools) = sites(basis, trunk);
-    if options.replicas > drives.len() {
+    if options.replicas > roots.len() {
+        let count = roots.len();
+        notices
+            .push(format!("--replicas {}: {count} roots take {count} copies of an expert at most", options.replicas));
+    } else if options.replicas > drives.len() {
+        let count = drives.len();
         notices.push(format!(
-            "--replicas {}: the roots are on {} physical drive{}, and one drive gets one copy of an expert",
+            "--replicas {}: the roots are on {count} physical drive{}; a second copy on a drive adds no speed",
             options.replicas,
-            drives.len(),
-            if drives.len() == 1 { "" } else { "s" }
+            if count == 1 { "" } else { "s" }
         ));
     }
     let ids: Vec<ExpertId> = table.ids().map(|(layer, expert)| ExpertId { layer, expert }).collect();

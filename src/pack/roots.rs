@@ -38,8 +38,12 @@ pub(super) fn find(dirs: &[PathBuf]) -> Result<Vec<Root>> {
     for dir in dirs {
         let root = Root::find(dir)?;
         if let Some(same) = roots.iter().find(|other| other.place == root.place) {
-            return Err(Error::usage(format!("--to {} and --to {} are one directory", same.dir.display(), dir.display()))
-                .hint("name each root once"));
+            return Err(Error::usage(format!(
+                "--to {} and --to {} are one directory",
+                same.dir.display(),
+                dir.display()
+            ))
+            .hint("name each root once"));
         }
         roots.push(root);
     }
@@ -89,8 +93,10 @@ pub(super) fn lock(dir: &Path, alone: bool) -> Result<Lock> {
     let directory = File::open(dir).map_err(failed)?;
     match if alone { directory.try_lock() } else { directory.try_lock_shared() } {
         Ok(()) => Ok(Lock { _directory: Some(directory) }),
-        Err(TryLockError::WouldBlock) => Err(Error::io(format!("another `deltafin pack` is at work in {}", dir.display()))
-            .hint("wait until it is done; a process that was killed holds no lock")),
+        Err(TryLockError::WouldBlock) => {
+            Err(Error::io(format!("another `deltafin pack` is at work in {}", dir.display()))
+                .hint("wait until it is done; a process that was killed holds no lock"))
+        }
         // Some network file systems know no locks on directories; packing twice at once is then the user's affair.
         Err(TryLockError::Error(e))
             if e.kind() == io::ErrorKind::Unsupported || e.raw_os_error() == Some(libc::EBADF) =>

@@ -22,7 +22,9 @@ pub(super) fn sweep(root: &Path, list: &List, parts: usize, ours: bool) -> Resul
                 continue;
             }
             for (name, path) in entries(&dir)? {
-                let expert = name.strip_prefix('E').and_then(|name| number(name.strip_suffix(extension(parts))?.strip_suffix('.')?));
+                let expert = name
+                    .strip_prefix('E')
+                    .and_then(|name| number(name.strip_suffix(extension(parts))?.strip_suffix('.')?));
                 let stray = expert.is_some_and(|expert| {
                     let id = ExpertId { layer, expert };
                     ours && !list.experts.contains_key(&id) && list.share.experts.binary_search(&id).is_err()
@@ -93,7 +95,8 @@ mod tests {
             "L01/E0004.mxfp4",
             ".profile",
         ];
-        let swept = ["L001/E0004.mxfp4", "L001/.E0002.mxfp4.pack-tmp", ".experts.list.12.0.tmp", ".trunk.bf16.pack-tmp"];
+        let swept =
+            ["L001/E0004.mxfp4", "L001/.E0002.mxfp4.pack-tmp", ".experts.list.12.0.tmp", ".trunk.bf16.pack-tmp"];
         for ours in [false, true] {
             for name in kept.iter().chain(&swept) {
                 let path = dir.path().join(name);

@@ -57,8 +57,11 @@ pub(super) fn take_experts(
     let rest = Rest::of(path)?;
     let mut record = moved::read(&manifest.dir)?.unwrap_or_else(|| Moved::new(table.format));
     if !record.is_of(table) {
-        return Err(Error::model(format!("{}: is of experts in another format", manifest.dir.join(MOVED_FILE).display()))
-            .hint("it belongs to another model: remove it if the shards are whole"));
+        return Err(Error::model(format!(
+            "{}: is of experts in another format",
+            manifest.dir.join(MOVED_FILE).display()
+        ))
+        .hint("it belongs to another model: remove it if the shards are whole"));
     }
     files::create(path, |file, temporary| {
         rest.write(path, file, temporary, interrupt)?;

@@ -111,7 +111,11 @@ impl Verified {
         if self.damaged == 0 {
             return None;
         }
-        let what = if self.damaged == 1 { "1 place is damaged".into() } else { format!("{} places are damaged", self.damaged) };
+        let what = if self.damaged == 1 {
+            "1 place is damaged".into()
+        } else {
+            format!("{} places are damaged", self.damaged)
+        };
         let mut message = self.damages.iter().fold(what, |message, damage| message + "\n  " + damage);
         let more = self.damaged - self.damages.len() as u64;
         if more > 0 {
@@ -197,10 +201,7 @@ impl Verifier<'_> {
             // The parts lie elsewhere in a shard.
             Place::Shards => self.places_in_shards(id, from, to),
         };
-        Ok(Some(format!(
-            "{}: expert {id}: {what}: checksum {found:016x}, expected {wanted:016x}",
-            file.display()
-        )))
+        Ok(Some(format!("{}: expert {id}: {what}: checksum {found:016x}, expected {wanted:016x}", file.display())))
     }
 
     /// First and last byte, in the expert's file, in which the copy read last differs from one that is as it should be.
@@ -212,13 +213,14 @@ impl Verifier<'_> {
             Place::Shards => true,
         });
         let holding = others.filter(|root| root.experts.binary_search_by_key(&id, |expert| expert.id).is_ok());
-        let mut good = holding.map(|root| expert_path(&root.dir, id, shards.parts())).any(|path| {
-            buffers.read_alone(&path, id).is_ok() && xxh3_64(buffers.expert()) == wanted
-        });
+        let mut good = holding
+            .map(|root| expert_path(&root.dir, id, shards.parts()))
+            .any(|path| buffers.read_alone(&path, id).is_ok() && xxh3_64(buffers.expert()) == wanted);
         if !good && matches!(place, Place::Root(_)) && table.is_in_shards(id.layer, id.expert) {
             good = shards.read(id, buffers, self.interrupt).is_ok() && xxh3_64(buffers.expert()) == wanted;
         }
-        let mut differ = damaged.iter().zip(buffers.expert()).enumerate().filter(|(_, (a, b))| a != b).map(|(at, _)| at);
+        let mut differ =
+            damaged.iter().zip(buffers.expert()).enumerate().filter(|(_, (a, b))| a != b).map(|(at, _)| at);
         let first = differ.next().filter(|_| good)?;
         Some((first, differ.last().unwrap_or(first) + 1))
     }

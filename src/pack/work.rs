@@ -48,7 +48,8 @@ pub(super) fn groups(basis: &Basis<'_>, plan: &Plan) -> Vec<Group> {
     }
     let mut groups: Vec<Group> = Vec::new();
     let mut jobs = jobs.into_iter().peekable();
-    let moved: Vec<Job> = std::iter::from_fn(|| jobs.next_if(|(first, _)| first.is_none())).map(|(_, job)| job).collect();
+    let moved: Vec<Job> =
+        std::iter::from_fn(|| jobs.next_if(|(first, _)| first.is_none())).map(|(_, job)| job).collect();
     if !moved.is_empty() {
         groups.push(Group { jobs: moved, shard: None });
     }

@@ -2,12 +2,14 @@
 
 use serde::Serialize;
 
+use super::copies::{self, Copies};
 use super::file_system;
 use crate::checkpoint::{ExpertFormat, Manifest};
 use crate::config::{AttentionKind, Family, FeedForwardKind, ModelConfig};
 use crate::engine::{Engine, EngineOptions, Survey};
 use crate::error::{Error, Kind, Result};
 use crate::interrupt::Interrupt;
+use crate::pack::verify::{self, Verified};
 use crate::plan::Plan;
 use crate::store::{ExpertStore, StoreOptions};
 use crate::text::{self, Tokenizer};
@@ -33,6 +35,8 @@ pub(super) struct Findings {
     pub has_tokenizer_file: bool,
     pub stop_ids: Vec<StopId>,
     pub drives: Vec<Drive>,
+    pub copies: Option<Copies>,
+    pub verified: Option<Verified>,
     pub notices: Vec<String>,
     pub context: usize,
     pub step: Option<usize>,
@@ -89,12 +93,23 @@ pub(super) struct Drive {
     pub mode: String,
 }
 
+/// What reading everything needs.
+pub(super) struct Reading<'a> {
+    /// Is told the bytes read and to read.
+    pub progress: &'a mut dyn FnMut(u64, u64),
+    pub interrupt: &'a Interrupt,
+}
+
 impl Findings {
-    /// The findings, and what keeps the directory from being run as asked.
+    /// The findings, and what keeps the directory from being run as asked; with `reading` every byte is read too.
     ///
     /// # Errors
     /// When the checkpoint itself is refused, or a flag is.
-    pub fn of(options: &EngineOptions, config: ModelConfig) -> Result<(Self, Vec<Error>)> {
+    pub fn of(
+        options: &EngineOptions,
+        config: ModelConfig,
+        reading: Option<Reading<'_>>,
+    ) -> Result<(Self, Vec<Error>)> {
         let mut obstacles = Vec::new();
         let (manifest, step, plan) = match Engine::survey(options) {
             Ok(Survey { manifest, step_rows, plan, .. }) => (manifest, Some(step_rows), Some(plan)),
@@ -108,6 +123,17 @@ impl Findings {
         let tokenizer = tokenizer(options, &config).map_err(&mut keep).ok().flatten();
         let stop_ids = stop_ids(options, &config, tokenizer.as_ref()).map_err(&mut keep).unwrap_or_default();
         let (drives, notices) = drives(options, &config, &manifest).map_err(&mut keep).unwrap_or_default();
+        let roots = copies::open(&options.experts, &manifest).map_err(&mut keep).unwrap_or_default();
+        let copies = Copies::of(&manifest, &roots);
+        copies.as_ref().and_then(Copies::obstacle).into_iter().for_each(&mut keep);
+        let verified = match reading {
+            Some(Reading { progress, interrupt }) => {
+                let verified = verify::verify(&manifest, &roots, progress, interrupt)?;
+                verified.error().into_iter().for_each(&mut keep);
+                Some(verified)
+            }
+            None => None,
+        };
         let findings = Self {
             directory: options.model.display().to_string(),
             family: match config.family {
@@ -128,6 +154,8 @@ impl Findings {
             has_tokenizer_file: has_tokenizer_file(options),
             stop_ids,
             drives,
+            copies,
+            verified,
             notices,
             context: options.context,
             step,

@@ -136,7 +136,9 @@ impl List {
                 source.name,
                 source.fingerprint
             ))
-            .hint("give -m the model that was packed, or another root; a root that is no longer needed can be removed"));
+            .hint(
+                "give -m the model that was packed, or another root; a root that is no longer needed can be removed",
+            ));
         }
         let list = fields.list(source).filter(|_| fields.0.is_empty());
         list.map(Some).ok_or_else(|| refuse("is damaged: its fields contradict each other"))
