@@ -295,6 +295,25 @@ fn an_interrupt_ends_it_within_a_second_and_it_goes_on() {
     check_roots(&place, &["a"], &expected(&place.manifest()));
 }
 
+#[test]
+fn a_move_needs_room_for_one_shard_and_not_for_all() {
+    let place = Place::new();
+    let shape = ["--layers", "7", "--latent", "256", "--inner", "256", "--experts", "32", "--vocab", "256"];
+    let Some(_mount) = Mount::new(place.path("disk"), "size=96m") else { return };
+    place.ok(&[&["synth", "disk/m", "--preset", "tiny"], &shape[..]].concat());
+    std::os::unix::fs::symlink("disk/m", place.path("m")).unwrap();
+    let experts = expected(&place.manifest());
+    let whole: u64 = experts.values().map(|bytes| bytes.len() as u64).sum();
+    // Leaves room for two shards or so.
+    let free = deltafin::synth::space::available(&place.path("disk")).unwrap();
+    let ballast = free.checked_sub(whole / 2).expect("96 MB are enough");
+    fs::write(place.path("disk/ballast"), vec![0; ballast as usize]).unwrap();
+    let error = place.refused(&["pack", "-m", "m", "--to", "disk/root"], 4);
+    assert!(error.contains("no room"), "{error}");
+    place.ok(&["pack", "-m", "m", "--to", "disk/root", "--move"]);
+    check_roots(&place, &["disk/root"], &experts);
+}
+
 /// A small file system in memory, where this process may mount one.
 struct Mount(PathBuf);
 

@@ -239,7 +239,7 @@ impl Copier<'_> {
             _ => {}
         }
         files::create(&path, |file, temporary| {
-            files::write_all(file, &path, buffers.expert(), self.interrupt)?;
+            files::write_all_direct(file, temporary, &path, buffers.expert(), self.interrupt)?;
             let (written, read) = buffers.read_file(temporary, id)?;
             if written == read {
                 return Ok(());

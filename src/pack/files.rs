@@ -47,11 +47,52 @@ pub(super) fn create(path: &Path, write: impl FnOnce(&mut File, &Path) -> Result
 /// # Errors
 /// Kind `Io`, naming `path`; `Interrupted`.
 pub(super) fn write_all(file: &mut File, path: &Path, bytes: &[u8], interrupt: &Interrupt) -> Result<()> {
+    write_pieces(file, bytes, interrupt)?.and_then(|()| file.sync_all()).map_err(|e| unwritten(path, &e))
+}
+
+/// As [`write_all`], for whole pages of aligned memory: past the page cache where that can be had, through `file` where
+/// not. Both are open at `temporary`.
+///
+/// # Errors
+/// As [`write_all`].
+pub(super) fn write_all_direct(
+    file: &mut File,
+    temporary: &Path,
+    path: &Path,
+    bytes: &[u8],
+    interrupt: &Interrupt,
+) -> Result<()> {
+    if let Ok(mut direct) = open_direct(temporary) {
+        match write_pieces(&mut direct, bytes, interrupt)? {
+            Ok(()) => return file.sync_all().map_err(|e| unwritten(path, &e)),
+            // Not every file system that opens for it takes it; what was written is written over.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {}
+            Err(e) => return Err(unwritten(path, &e)),
+        }
+    }
+    write_all(file, path, bytes, interrupt)
+}
+
+#[cfg(target_os = "linux")]
+fn open_direct(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(path)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open_direct(_path: &Path) -> io::Result<File> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// The outer error is the interrupt, the inner one that of a write.
+fn write_pieces(file: &mut File, bytes: &[u8], interrupt: &Interrupt) -> Result<io::Result<()>> {
     for piece in bytes.chunks(CHUNK_BYTES) {
         interrupt.check()?;
-        file.write_all(piece).map_err(|e| unwritten(path, &e))?;
+        if let Err(e) = file.write_all(piece) {
+            return Ok(Err(e));
+        }
     }
-    file.sync_all().map_err(|e| unwritten(path, &e))
+    Ok(Ok(()))
 }
 
 /// Makes names in `dir` last.

@@ -140,7 +140,6 @@ pub fn pack(
     };
     let plan = plan::make(&basis)?;
     let groups = work::groups(&basis, &plan);
-    let shards = Shards::open(manifest, table)?;
     let digests = if options.take_experts {
         let shards = work::shards_with_experts(table);
         take::check_allowed(manifest, &shards)?;
@@ -156,17 +155,20 @@ pub fn pack(
         trunk::write(manifest, &trunk.path, &mut |done, all| progress(Phase::Trunk, done, all), interrupt)?;
         packed.bytes += trunk.bytes;
     }
-    let copier =
-        Copier { shards: &shards, table, source: &source, roots: &roots, check_held: options.take_experts, interrupt };
     let file_bytes = source.layout.file_bytes;
     let copies = |job: &work::Job| job.write.len() + if options.take_experts { job.held.len() } else { 0 };
     let all: usize = groups.iter().flat_map(|group| &group.jobs).map(copies).sum();
     let (all, mut done) = (all as u64 * file_bytes, 0);
     for Group { jobs, shard } in &groups {
+        let shards = Shards::open(manifest, table, jobs.iter().map(|job| job.id))?;
+        let check_held = options.take_experts;
+        let copier = Copier { shards: &shards, table, source: &source, roots: &roots, check_held, interrupt };
         copier.run(jobs, &mut ledger, &mut |bytes| {
             done += bytes;
             progress(Phase::Experts, done, all);
         })?;
+        // A file that is open keeps its space.
+        drop(shards);
         if let Some(shard) = shard {
             let digest = digests.iter().find(|(number, _)| number == shard).map_or(0, |(_, digest)| *digest);
             packed.freed_bytes += take::take_experts(manifest, table, *shard, digest, interrupt)?;

@@ -39,7 +39,7 @@ pub(super) fn free_for_experts(basis: &Basis<'_>, file_system: u64, trunk: Optio
 pub(super) fn check(basis: &Basis<'_>, plan: &mut Plan) -> Result<()> {
     let groups = work::groups(basis, plan);
     let mut used: BTreeMap<u64, Use> = BTreeMap::new();
-    for root in basis.roots {
+    for (root, _) in basis.roots.iter().zip(&plan.roots).filter(|(_, plan)| plan.missing > 0) {
         used.entry(root.file_system).or_default().add(overhead(basis));
     }
     if let (Some(trunk), Some(first)) = (plan.trunk.as_ref().filter(|trunk| !trunk.done), basis.roots.first()) {
@@ -66,8 +66,7 @@ pub(super) fn check(basis: &Basis<'_>, plan: &mut Plan) -> Result<()> {
             None => (&basis.manifest.dir, crate::synth::space::available(&basis.manifest.dir).unwrap_or(u64::MAX)),
         };
         let needed = u64::try_from(used.most).unwrap_or(0);
-        let nothing_to_do = groups.iter().all(|group| group.jobs.iter().all(|job| job.write.is_empty()));
-        if needed > free && !(nothing_to_do && !basis.options.take_experts) {
+        if needed > free {
             return Err(Error::io(format!(
                 "no room: {} needs {needed} bytes, but {free} are free there",
                 dir.display()

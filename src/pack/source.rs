@@ -83,15 +83,22 @@ pub(super) fn damaged(path: &Path, id: ExpertId) -> Error {
 }
 
 impl<'m> Shards<'m> {
-    /// Opens the shards that hold experts.
+    /// Opens the shards that hold any of `experts`. They stay open, and keep their space, until this is dropped.
     ///
     /// # Errors
     /// Kind `Model` for a shard that cannot be opened; `Io` for one that cannot be read.
-    pub(super) fn open(manifest: &'m Manifest, table: &'m ExpertTable) -> Result<Self> {
-        let mut used: Vec<usize> = table.places.iter().map(|place| usize::from(place.0)).collect();
-        used.retain(|shard| *shard != usize::from(MOVED));
-        used.sort_unstable();
-        used.dedup();
+    pub(super) fn open(
+        manifest: &'m Manifest,
+        table: &'m ExpertTable,
+        experts: impl Iterator<Item = ExpertId>,
+    ) -> Result<Self> {
+        let mut used = vec![false; manifest.shards.len()];
+        for place in experts.flat_map(|id| table.places(id.layer, id.expert).unwrap_or_default()) {
+            if place.0 != MOVED {
+                used[usize::from(place.0)] = true;
+            }
+        }
+        let used: Vec<usize> = (0..used.len()).filter(|shard| used[*shard]).collect();
         let files = Files::new(Arc::new(System), &manifest.shards, &manifest.shard_bytes, 16);
         let volumes = Volumes::open(&Arc::new(files), &used, true)?;
         Ok(Self { manifest, table, layout: Layout::of(table), volumes })

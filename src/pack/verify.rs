@@ -75,7 +75,10 @@ pub fn verify(
 ) -> Result<Verified> {
     let begun = Instant::now();
     let shards = match &manifest.experts {
-        Some(table) => Some((Shards::open(manifest, table)?, table)),
+        Some(table) => {
+            let ids = table.ids().map(|(layer, expert)| ExpertId { layer, expert });
+            Some((Shards::open(manifest, table, ids)?, table))
+        }
         None => None,
     };
     let mut checksums = FxHashMap::default();
@@ -222,7 +225,7 @@ impl Verifier<'_> {
         let mut differ =
             damaged.iter().zip(buffers.expert()).enumerate().filter(|(_, (a, b))| a != b).map(|(at, _)| at);
         let first = differ.next().filter(|_| good)?;
-        Some((first, differ.last().unwrap_or(first) + 1))
+        Some((first, differ.next_back().unwrap_or(first) + 1))
     }
 
     /// The shards' bytes that lie at `from..to` in the expert's file.
