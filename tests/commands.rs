@@ -1,6 +1,6 @@
 //! `run`, `logits` and `tokenize` as whole programs: what reaches stdout, and how each ends.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -360,7 +360,7 @@ fn a_full_disk_is_an_io_failure() {
         &["logits", "-m", &demo(), "-p", "Once upon", "--nll"],
         &["tokenize", "-m", &demo(), "Once"],
     ] {
-        let full = File::create("/dev/full").expect("there");
+        let full = fs::File::create("/dev/full").expect("there");
         let output = deltafin(args).stdout(full).output().expect("it ends");
         assert_eq!(output.status.code(), Some(4), "{args:?}: {}", text(&output.stderr));
     }

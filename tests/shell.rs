@@ -1,6 +1,6 @@
 //! The binary as a shell sees it: exit codes, streams, help, pages, and the commands that compute nothing.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::thread;
@@ -123,7 +123,7 @@ fn a_reader_that_leaves_is_no_failure() {
 #[test]
 fn a_full_disk_is_an_io_failure() {
     for args in [&["completions", "zsh"][..], &["man"], &["--help"], &["demo", "--list"]] {
-        let full = File::options().write(true).open("/dev/full").expect("there");
+        let full = fs::File::options().write(true).open("/dev/full").expect("there");
         let output = deltafin(args).stdout(full).stderr(Stdio::piped()).output().expect("starts");
         let err = text(&output.stderr);
         assert_eq!(output.status.code(), Some(4), "{args:?}: {err}");
@@ -134,7 +134,7 @@ fn a_full_disk_is_an_io_failure() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_stderr_that_takes_nothing_changes_no_exit_code() {
-    let full = File::options().write(true).open("/dev/full").expect("there");
+    let full = fs::File::options().write(true).open("/dev/full").expect("there");
     let status = deltafin(&["inspect", "-m", "/nowhere"]).stderr(full).status().expect("starts");
     assert_eq!(status.code(), Some(3));
 }

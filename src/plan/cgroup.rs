@@ -137,7 +137,7 @@ fn reclaimable(stat: &str, prefix: &str) -> u64 {
 mod tests {
     use super::*;
 
-    const MEMBERSHIP: &str = "9:name=systemd:/\n4:cpu,memory:/work/job\n1:cpu:/x\n0::/user.slice/a:b.scope\n";
+    const MEMBERSHIP: &str = "9:name=systemd:/\n4:cpu,memory:/batch/job\n1:cpu:/x\n0::/user.slice/a:b.scope\n";
     const MOUNTS: &str = "\
 22 27 0:21 / /proc rw,relatime - proc proc rw
 30 27 0:30 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn groups_are_found_in_both_versions() {
-        assert_eq!(Version::V1.path(MEMBERSHIP), Some("/work/job"));
+        assert_eq!(Version::V1.path(MEMBERSHIP), Some("/batch/job"));
         assert_eq!(Version::V2.path(MEMBERSHIP), Some("/user.slice/a:b.scope"));
         assert_eq!(Version::V1.path("0::/\n"), None);
     }

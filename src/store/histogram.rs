@@ -1,7 +1,7 @@
 //! How often each expert was used, kept from run to run, so that a new run starts with the experts that pay most.
 //!
 //! Counts belong to one model, told by a fingerprint. A file that is missing, damaged or of another model is worth a notice,
-//! never an error. A layer's counts add up to [`LAYER_USES_MAX`] at most: beyond, they shrink in proportion, so that the past
+//! never an error. A layer's counts add up to `LAYER_USES_MAX` at most: beyond, they shrink in proportion, so that the past
 //! fades as new uses come in, and a short run does not outweigh a long one.
 
 use std::path::Path;

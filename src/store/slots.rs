@@ -153,8 +153,8 @@ impl Fill {
         arrived.missing -= 1;
         if let Err(error) = result {
             self.failed.store(true, Ordering::Relaxed);
-            let what = format_args!("expert {}", self.slots.catalog.id(self.index));
-            arrived.error.get_or_insert(error.into_error(Kind::Io, what));
+            let id = self.slots.catalog.id(self.index);
+            arrived.error.get_or_insert(error.into_error(Kind::Io, format_args!("expert {id}")));
         }
         if arrived.missing > 0 {
             return;

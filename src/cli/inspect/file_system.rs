@@ -59,7 +59,7 @@ junk
     #[test]
     fn the_deepest_and_latest_mount_counts() {
         for (path, wanted) in [
-            ("/home/model", "ext4"),
+            ("/srv/model", "ext4"),
             ("/mnt/my disk/model", "xfs"),
             ("/mnt/my", "ext4"),
             ("/tmp/model", "overlay"),
