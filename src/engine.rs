@@ -104,6 +104,7 @@ pub struct Engine {
     compute: Compute,
     scratch: Mutex<Scratch>,
     context: usize,
+    lookahead: bool,
     interrupt: Interrupt,
 }
 
@@ -156,8 +157,9 @@ impl Engine {
         };
         let scratch = Mutex::new(Scratch::new(&config, step_rows)?);
         let model = Model::new(config, &manifest, &trunk, &compute)?;
+        let EngineOptions { context, lookahead, .. } = *options;
         let interrupt = interrupt.clone();
-        let engine = Self { plan, model, store, compute, scratch, context: options.context, interrupt };
+        let engine = Self { plan, model, store, compute, scratch, context, lookahead, interrupt };
         engine.pass_notices_on(progress);
         Ok(engine)
     }
@@ -207,7 +209,12 @@ impl Engine {
 
     /// What a step runs on.
     pub fn machine(&self) -> Machine<'_> {
-        Machine { compute: &self.compute, store: self.store.as_deref(), interrupt: &self.interrupt }
+        Machine {
+            compute: &self.compute,
+            store: self.store.as_deref(),
+            lookahead: self.lookahead,
+            interrupt: &self.interrupt,
+        }
     }
 
     /// The step buffers; held for the length of a step.

@@ -143,6 +143,11 @@ impl Catalog {
         self.first_replica.len() - 1
     }
 
+    /// Layers with experts, and experts of a layer.
+    pub(crate) fn shape(&self) -> (usize, usize) {
+        (self.moe_layers.len(), self.num_experts)
+    }
+
     /// How the experts are stored.
     pub(crate) fn format(&self) -> ExpertFormat {
         self.format

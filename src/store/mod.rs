@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use self::catalog::Catalog;
 use self::drive::Drive;
+use self::histogram::Histogram;
 use self::reader::Disk;
 use self::slots::Slots;
 use crate::checkpoint::Manifest;
@@ -163,6 +164,12 @@ impl ExpertStore {
     /// Asks for `experts` (ascending, distinct) of `layer`; reads start at once, as far as free slots allow.
     pub fn request(&self, layer: u16, experts: &[u16]) -> Request<'_> {
         Request::new(self, layer, experts)
+    }
+
+    /// Tells what a token takes, `top_k` experts of a layer, and what earlier runs learned: the choice of experts to keep
+    /// goes by both. A histogram of another model's shape is ignored.
+    pub fn learn(&self, top_k: usize, histogram: &Histogram) {
+        self.slots.lock().table.learn(top_k, histogram);
     }
 
     /// Begins to read `experts` of `layer`, which will probably be asked for next, behind all that has been asked for.

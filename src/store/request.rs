@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::cache::{Hold, Reserved, View};
+use super::cache::{Hold, Kept, Reserved, View};
 use super::catalog::Index;
 use super::slab::Region;
 use super::slots::{Fill, SlotState};
@@ -25,14 +25,16 @@ pub struct Request<'a> {
     asked: VecDeque<Index>,
     /// Reservations of the first of `asked`.
     holds: VecDeque<Hold>,
+    /// Those of the others that were there from the start.
+    kept: Kept,
     /// An expert that the model does not have.
     unknown: Option<Error>,
 }
 
 impl<'a> Request<'a> {
     pub(super) fn new(store: &'a ExpertStore, layer: u16, experts: &[u16]) -> Self {
-        let mut request =
-            Self { store, asked: VecDeque::with_capacity(experts.len()), holds: VecDeque::new(), unknown: None };
+        let asked = VecDeque::with_capacity(experts.len());
+        let mut request = Self { store, asked, holds: VecDeque::new(), kept: Kept::default(), unknown: None };
         for &expert in experts {
             match store.slots.catalog.index(layer, expert) {
                 Some(index) => request.asked.push_back(index),
@@ -45,9 +47,7 @@ impl<'a> Request<'a> {
             }
         }
         let mut state = store.slots.lock();
-        for &index in &request.asked {
-            state.table.touch(index); // so that what is there already does not make way for the others
-        }
+        request.kept = state.table.begin(request.asked.make_contiguous());
         request.run_ahead(&mut state);
         drop(state);
         request
@@ -146,9 +146,13 @@ impl<'a> Request<'a> {
     }
 
     /// One reservation; starts the read of an expert that is not there. `first` when it was not counted before.
-    fn reserve(&self, state: &mut SlotState, index: Index, urgent: bool, first: bool) -> Option<Hold> {
+    fn reserve(&mut self, state: &mut SlotState, index: Index, urgent: bool, first: bool) -> Option<Hold> {
         let store = self.store;
-        match state.table.reserve(index, urgent) {
+        let reserved = state.table.reserve(index, urgent);
+        if !matches!(reserved, Reserved::Full) {
+            state.table.come_to(Some(index), &mut self.kept);
+        }
+        match reserved {
             Reserved::Present(hold) => {
                 state.hits += u64::from(first);
                 Some(hold)
@@ -171,6 +175,7 @@ impl Drop for Request<'_> {
         for hold in self.holds.drain(..) {
             state.table.release(hold);
         }
+        state.table.come_to(None, &mut self.kept);
         self.store.slots.notify(state);
     }
 }

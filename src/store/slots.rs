@@ -38,7 +38,8 @@ pub(crate) struct SlotState {
 impl Slots {
     /// One slot for each of `memory`.
     pub(crate) fn new(catalog: Catalog, shards: Vec<std::path::PathBuf>, memory: Vec<Region>) -> Self {
-        let table = Table::new(memory, catalog.len());
+        let (layers, experts) = catalog.shape();
+        let table = Table::new(memory, layers, experts);
         let state = SlotState { table, hits: 0, misses: 0, expert_bytes: 0, wait: Duration::ZERO, waiting: 0 };
         Self { catalog, shards, state: Mutex::new(state), changed: Condvar::new() }
     }
