@@ -11,6 +11,7 @@ use crate::interrupt::Interrupt;
 use crate::kernels::{Compute, Isa};
 use crate::model::{Machine, Model, Scratch, Sequence};
 use crate::plan::{self, Needs, Plan};
+use crate::store::packed::PackedRoot;
 use crate::store::{ExpertStore, StoreOptions, StoreStats};
 use crate::trunk::{LoadProgress, Trunk};
 
@@ -143,6 +144,7 @@ impl Engine {
         interrupt.check()?;
         let loading = Loading(progress);
         let trunk = Trunk::load(&manifest, options.direct, &loading, interrupt)?;
+        let roots = PackedRoot::open_all(&options.experts, &manifest)?;
         let store = match &manifest.experts {
             Some(_) => {
                 let options = StoreOptions {
@@ -150,8 +152,9 @@ impl Engine {
                     direct: options.direct,
                     queue_depth: QUEUE_DEPTH,
                     piece_bytes: PIECE_BYTES,
+                    verify: options.verify_reads,
                 };
-                Some(ExpertStore::open(&manifest, &options, interrupt.clone())?)
+                Some(ExpertStore::open(&manifest, &roots, &options, interrupt.clone())?)
             }
             None => None,
         };

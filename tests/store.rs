@@ -68,8 +68,8 @@ fn value(number: usize, part: usize, at: usize) -> u8 {
 }
 
 fn open(manifest: &Manifest, slots: usize, direct: bool) -> std::sync::Arc<ExpertStore> {
-    let options = StoreOptions { slots, direct, queue_depth: 8, piece_bytes: 1 << 20 };
-    ExpertStore::open(manifest, &options, Interrupt::new()).unwrap()
+    let options = StoreOptions { slots, direct, queue_depth: 8, piece_bytes: 1 << 20, verify: false };
+    ExpertStore::open(manifest, &[], &options, Interrupt::new()).unwrap()
 }
 
 /// Asks for every expert and looks at all bytes; returns how many experts came.

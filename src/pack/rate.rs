@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::files;
 use crate::error::{Error, Kind, Result};
 use crate::interrupt::Interrupt;
-use crate::store::{Files, Region, System, Tally, Volumes};
+use crate::store::{Files, Names, Region, System, Tally, Volumes};
 
 const PIECE_BYTES: usize = 4 << 20;
 const FILE_BYTES_MAX: u64 = 256 << 20;
@@ -47,7 +47,7 @@ pub(super) fn measure(dir: &Path, packed_bytes: u64, free: u64, interrupt: &Inte
 
 fn read(path: &Path, pieces: u64, interrupt: &Interrupt) -> Result<f64> {
     let bytes = pieces * PIECE_BYTES as u64;
-    let files = Files::new(Arc::new(System), &[path.to_owned()], &[bytes], READERS as usize);
+    let files = Files::new(Arc::new(System), Names::of_files(vec![path.to_owned()], vec![bytes]), READERS as usize);
     let volumes = Volumes::open(&Arc::new(files), &[0], true)?;
     let next = AtomicU64::new(0);
     let start = Instant::now();

@@ -9,7 +9,7 @@ use crate::checkpoint::{ExpertFormat, ExpertTable, MOVED, Manifest};
 use crate::error::{Error, Kind, Result};
 use crate::interrupt::Interrupt;
 use crate::store::packed::{Layout, expert_path, read_whole};
-use crate::store::{ALIGN, ExpertId, Files, Region, System, Tally, Volumes, reserved_scale};
+use crate::store::{ALIGN, ExpertId, Files, Names, Region, System, Tally, Volumes, reserved_scale};
 
 /// Bytes of one read from a shard.
 const PIECE_BYTES: usize = 4 << 20;
@@ -99,7 +99,7 @@ impl<'m> Shards<'m> {
             }
         }
         let used: Vec<usize> = (0..used.len()).filter(|shard| used[*shard]).collect();
-        let files = Files::new(Arc::new(System), &manifest.shards, &manifest.shard_bytes, 16);
+        let files = Files::new(Arc::new(System), Names::of_shards(manifest), 16);
         let volumes = Volumes::open(&Arc::new(files), &used, true)?;
         Ok(Self { manifest, table, layout: Layout::of(table), volumes })
     }
@@ -142,7 +142,7 @@ impl<'m> Shards<'m> {
         id: ExpertId,
         interrupt: &Interrupt,
     ) -> Result<()> {
-        let volume = &self.volumes.list[self.volumes.of_file[shard]];
+        let volume = &self.volumes.list[usize::from(self.volumes.of_file[shard])];
         let mut done = 0;
         while done < bytes.len() {
             interrupt.check()?;

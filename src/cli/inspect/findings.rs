@@ -11,6 +11,7 @@ use crate::error::{Error, Kind, Result};
 use crate::interrupt::Interrupt;
 use crate::pack::verify::{self, Verified};
 use crate::plan::Plan;
+use crate::store::packed::PackedRoot;
 use crate::store::{ExpertStore, StoreOptions};
 use crate::text::{self, Tokenizer};
 
@@ -241,8 +242,9 @@ fn stop_ids(options: &EngineOptions, config: &ModelConfig, tokenizer: Option<&To
 fn drives(options: &EngineOptions, config: &ModelConfig, manifest: &Manifest) -> Result<(Vec<Drive>, Vec<String>)> {
     let Some(moe) = config.moe.as_ref().filter(|_| manifest.experts.is_some()) else { return Ok(Default::default()) };
     let smallest =
-        StoreOptions { slots: moe.num_experts_per_token, direct: options.direct, queue_depth: 1, piece_bytes: 1 << 20 };
-    let store = ExpertStore::open(manifest, &smallest, Interrupt::new())?;
+        StoreOptions { slots: moe.num_experts_per_token, direct: options.direct, queue_depth: 1, piece_bytes: 1 << 20, verify: false };
+    let roots = PackedRoot::open_all(&options.experts, manifest)?;
+    let store = ExpertStore::open(manifest, &roots, &smallest, Interrupt::new())?;
     let drives = store.stats().drives.into_iter();
     let drives = drives.map(|drive| Drive {
         file_system: file_system::of(drive.path.as_ref()),
