@@ -25,6 +25,7 @@ pub(crate) struct Table<M> {
     /// Ready or failed, and reserved; the most recently reserved last.
     reserved: List,
     evictions: u64,
+    filling: usize,
 }
 
 const NONE: u32 = u32::MAX;
@@ -113,7 +114,7 @@ impl<M> Table<M> {
         // Until somebody says how many experts a token takes, every request counts as one token's.
         let policy = Policy::new(layers, experts, usize::MAX, slots.len(), Tuning::default());
         let reserved = List { first: NONE, last: NONE };
-        Self { slots, slot_of: vec![NONE; layers * experts], empty, policy, reserved, evictions: 0 }
+        Self { slots, slot_of: vec![NONE; layers * experts], empty, policy, reserved, evictions: 0, filling: 0 }
     }
 
     /// Experts that made way for others so far.
@@ -166,13 +167,27 @@ impl<M> Table<M> {
             return Reserved::Present(self.hold(slot));
         }
         let Some((slot, memory)) = self.take(urgent) else { return Reserved::Full };
-        let entry = &mut self.slots[slot as usize];
-        entry.state = State::Filling;
-        entry.expert = expert;
-        entry.generation += 1;
-        entry.reservations = 1;
-        self.slot_of[expert as usize] = slot;
-        Reserved::Absent(self.hold(slot), memory)
+        Reserved::Absent(self.fill(slot, expert), memory)
+    }
+
+    /// Reserves `expert` in a slot that holds nothing, to be read into this memory; `None` when it is there already, or when
+    /// there is no such slot.
+    pub(crate) fn reserve_empty(&mut self, expert: Index) -> Option<(Hold, M)> {
+        if self.slot_of[expert as usize] != NONE {
+            return None;
+        }
+        let (slot, memory) = self.take_empty()?;
+        Some((self.fill(slot, expert), memory))
+    }
+
+    /// Whether no slot is empty.
+    pub(crate) fn is_full(&self) -> bool {
+        self.empty.is_empty()
+    }
+
+    /// Slots that are being read into.
+    pub(crate) fn filling(&self) -> usize {
+        self.filling
     }
 
     /// Gives a reservation back.
@@ -216,11 +231,32 @@ impl<M> Table<M> {
     pub(crate) fn complete(&mut self, slot: u32, memory: M, result: Result<(), Error>) {
         let entry = &mut self.slots[slot as usize];
         assert!(matches!(entry.state, State::Filling), "a slot is completed once");
+        self.filling -= 1;
         entry.state = match result {
             Ok(()) => State::Ready(Arc::new(memory)),
             Err(error) => State::Failed(memory, error),
         };
         self.relist(slot);
+    }
+
+    /// A slot whose memory was taken is now `expert`'s, who has one reservation.
+    fn fill(&mut self, slot: u32, expert: Index) -> Hold {
+        let entry = &mut self.slots[slot as usize];
+        entry.state = State::Filling;
+        entry.expert = expert;
+        entry.generation += 1;
+        entry.reservations = 1;
+        self.slot_of[expert as usize] = slot;
+        self.filling += 1;
+        self.hold(slot)
+    }
+
+    fn take_empty(&mut self) -> Option<(u32, M)> {
+        let slot = self.empty.pop()?;
+        match std::mem::replace(&mut self.slots[slot as usize].state, State::Moving) {
+            State::Empty(memory) => Some((slot, memory)),
+            _ => unreachable!("slots on the empty stack are empty"),
+        }
     }
 
     fn hold(&self, slot: u32) -> Hold {
@@ -229,11 +265,8 @@ impl<M> Table<M> {
 
     /// An empty slot: one that was, else the policy's choice, else (when `urgent`) the one reserved last.
     fn take(&mut self, urgent: bool) -> Option<(u32, M)> {
-        if let Some(slot) = self.empty.pop() {
-            return match std::mem::replace(&mut self.slots[slot as usize].state, State::Moving) {
-                State::Empty(memory) => Some((slot, memory)),
-                _ => unreachable!("slots on the empty stack are empty"),
-            };
+        if let Some(empty) = self.take_empty() {
+            return Some(empty);
         }
         let slot = match (self.policy.victim(), self.reserved.last) {
             (Some(victim), _) => victim,

@@ -22,6 +22,7 @@ mod slots;
 mod tests;
 pub mod trace;
 mod volume;
+mod warm;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,6 +39,7 @@ use crate::interrupt::Interrupt;
 pub(crate) use self::files::Files;
 pub(crate) use self::reader::{System, Tally};
 pub use self::request::{Expert, Request};
+pub(crate) use self::sealed::checksum;
 pub(crate) use self::slab::{ALIGN, Region};
 pub(crate) use self::volume::Volumes;
 

@@ -12,7 +12,7 @@ use super::{ExpertId, ExpertStore};
 use crate::error::{Error, Result};
 
 /// How long a wait lasts before the interrupt is looked at again.
-const PATIENCE: Duration = Duration::from_millis(50);
+pub(super) const PATIENCE: Duration = Duration::from_millis(50);
 
 /// The experts of one layer on their way; yields them in the order asked, which is ascending.
 ///

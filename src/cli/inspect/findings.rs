@@ -8,6 +8,7 @@ use crate::config::{AttentionKind, Family, FeedForwardKind, ModelConfig};
 use crate::engine::{Engine, EngineOptions, Survey};
 use crate::error::{Error, Kind, Result};
 use crate::interrupt::Interrupt;
+use crate::learned::Kept;
 use crate::plan::Plan;
 use crate::store::{ExpertStore, StoreOptions};
 use crate::text::{self, Tokenizer};
@@ -33,6 +34,8 @@ pub(super) struct Findings {
     pub has_tokenizer_file: bool,
     pub stop_ids: Vec<StopId>,
     pub drives: Vec<Drive>,
+    /// What earlier runs learned of the experts' use; null with `--no-learn` and where nothing is kept.
+    pub expert_uses: Option<ExpertUses>,
     pub notices: Vec<String>,
     pub context: usize,
     pub step: Option<usize>,
@@ -82,6 +85,18 @@ pub(super) struct StopId {
 }
 
 #[derive(Debug, Serialize)]
+pub(super) struct ExpertUses {
+    /// It need not exist.
+    pub file: String,
+    /// Learned from, roughly.
+    pub tokens: u64,
+    /// Why the file is of no use.
+    pub problem: Option<String>,
+    #[serde(skip)]
+    pub line: String,
+}
+
+#[derive(Debug, Serialize)]
 pub(super) struct Drive {
     pub path: String,
     pub file_system: Option<String>,
@@ -128,6 +143,7 @@ impl Findings {
             has_tokenizer_file: has_tokenizer_file(options),
             stop_ids,
             drives,
+            expert_uses: expert_uses(options, &config, &manifest),
             notices,
             context: options.context,
             step,
@@ -207,6 +223,13 @@ fn tokenizer(options: &EngineOptions, config: &ModelConfig) -> Result<Option<Tok
 fn stop_ids(options: &EngineOptions, config: &ModelConfig, tokenizer: Option<&Tokenizer>) -> Result<Vec<StopId>> {
     let stops = text::stop_ids(&options.model, config, tokenizer)?;
     Ok(stops.sources().map(|(id, sources)| StopId { id, sources: sources.to_vec() }).collect())
+}
+
+fn expert_uses(options: &EngineOptions, config: &ModelConfig, manifest: &Manifest) -> Option<ExpertUses> {
+    let top_k = config.moe.as_ref().filter(|_| options.learn)?.num_experts_per_token;
+    let kept = Kept::load(manifest).ok()?;
+    let (tokens, line) = (kept.tokens(top_k), kept.line(top_k));
+    Some(ExpertUses { file: kept.path.display().to_string(), tokens, problem: kept.notice, line })
 }
 
 /// The drives of the experts with the mode that their store finds by reading, and what it has to say.

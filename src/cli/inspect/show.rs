@@ -22,6 +22,9 @@ pub(super) fn text(findings: &Findings, all: bool) -> String {
     files(&mut table, &findings.shards, all);
     words(&mut table, findings);
     drives(&mut table, &findings.drives);
+    if let Some(uses) = &findings.expert_uses {
+        table.row("expert uses", &uses.line);
+    }
     findings.notices.iter().for_each(|notice| table.row("note", notice));
     table.row("context", format!("{} tokens", findings.context));
     if let Some(rows) = findings.step {

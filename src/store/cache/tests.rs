@@ -34,6 +34,8 @@ impl<M> Table<M> {
                 assert_eq!(Arc::strong_count(memory), 1, "tests hold no memory between operations");
             }
         }
+        let filling = self.slots.iter().filter(|entry| matches!(entry.state, State::Filling)).count();
+        assert_eq!(self.filling, filling);
         let found = self.slot_of.iter().filter(|slot| **slot != NONE).count();
         assert_eq!(found, self.slots.len() - self.empty.len(), "each expert is in one slot at most");
     }
