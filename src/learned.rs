@@ -59,7 +59,7 @@ impl Kept {
     pub fn line(&self, top_k: usize) -> String {
         let path = self.path.display();
         match (&self.notice, self.tokens(top_k)) {
-            (Some(notice), _) => notice.clone(),
+            (Some(_), _) => format!("none: what is in {path} is of no use"),
             (None, 0) => format!("none yet, to be kept in {path}"),
             (None, tokens) => format!("of about {tokens} tokens, in {path}"),
         }

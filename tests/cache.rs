@@ -144,6 +144,11 @@ fn a_file_that_is_of_no_use_is_one_notice_and_replaced_if_it_was_ours() {
         };
         assert!(stderr(&quiet).is_empty(), "{name}: {}", stderr(&quiet));
     }
+    let verbose = user.run(&model, &["-v"]);
+    let err = stderr(&verbose);
+    assert!(err.contains("is of no use") && err.matches("starting without").count() == 1, "{err}");
+    let inspect = json(&user.command("inspect", &model, &["--output", "json"]).output().expect("starts"));
+    assert!(inspect["expert_uses"]["problem"].as_str().is_some_and(|problem| problem.contains("another kind")));
     // That of another model, under this one's name.
     fs::remove_file(&file).expect("removed");
     json(&user.run(&fixture("tests/golden/odd-k3"), &[]));
