@@ -9,8 +9,10 @@ use crate::error::{Error, Result};
 use crate::generate::{LOGIT_ROWS, Session};
 use crate::interrupt::Interrupt;
 use crate::kernels::{Compute, Isa};
-use crate::model::{Machine, Model, Scratch, Sequence};
+use crate::learned::{Kept, Learned};
+use crate::model::{Machine, Model, Routes, Scratch, Sequence};
 use crate::plan::{self, Needs, Plan};
+use crate::store::histogram::Histogram;
 use crate::store::packed::PackedRoot;
 use crate::store::{ExpertStore, StoreOptions, StoreStats};
 use crate::trunk::{LoadProgress, Trunk};
@@ -101,6 +103,8 @@ const PIECE_BYTES: usize = 4 << 20;
 pub struct Engine {
     plan: Plan,
     model: Model,
+    /// Before the store: it ends first, and its reads with it.
+    learned: Option<Learned>,
     store: Option<Arc<ExpertStore>>,
     compute: Compute,
     scratch: Mutex<Scratch>,
@@ -158,11 +162,12 @@ impl Engine {
             }
             None => None,
         };
+        let learned = store.as_ref().and_then(|store| learn(options, &config, &manifest, store, progress));
         let scratch = Mutex::new(Scratch::new(&config, step_rows)?);
         let model = Model::new(config, &manifest, &trunk, &compute)?;
         let EngineOptions { context, lookahead, .. } = *options;
         let interrupt = interrupt.clone();
-        let engine = Self { plan, model, store, compute, scratch, context, lookahead, interrupt };
+        let engine = Self { plan, model, learned, store, compute, scratch, context, lookahead, interrupt };
         engine.pass_notices_on(progress);
         Ok(engine)
     }
@@ -230,6 +235,13 @@ impl Engine {
         self.store.as_ref().map_or(0, |store| store.expert_bytes())
     }
 
+    /// Counts the routes of a step of `layer`.
+    pub(crate) fn record_routes(&self, layer: usize, routes: &Routes) {
+        if let Some(learned) = &self.learned {
+            learned.record(layer, routes);
+        }
+    }
+
     /// Hands the store's notices to the user.
     pub(crate) fn pass_notices_on(&self, progress: &dyn Progress) {
         if let Some(store) = &self.store {
@@ -245,6 +257,25 @@ impl LoadProgress for Loading<'_> {
     fn loaded(&self, done: u64, total: u64) {
         self.0.loading(done, total);
     }
+}
+
+/// Tells the store what a token takes, and what earlier runs learned where that is wanted and to be had.
+fn learn(
+    options: &EngineOptions,
+    config: &ModelConfig,
+    manifest: &Manifest,
+    store: &Arc<ExpertStore>,
+    progress: &dyn Progress,
+) -> Option<Learned> {
+    let top_k = config.moe.as_ref()?.num_experts_per_token;
+    let Some(mut kept) = options.learn.then(|| Kept::load(manifest).ok()).flatten() else {
+        store.learn(top_k, &Histogram::new(0, 0, 0));
+        return None;
+    };
+    if let Some(notice) = kept.notice.take() {
+        progress.notice(&notice);
+    }
+    Some(Learned::start(kept, manifest, top_k, store))
 }
 
 fn default_threads() -> usize {

@@ -11,6 +11,7 @@ use tempfile::TempDir;
 fn deltafin(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_deltafin"));
     command.args(args).stdin(Stdio::null()).env_remove("NO_COLOR");
+    command.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
     command
 }
 

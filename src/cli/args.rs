@@ -79,6 +79,10 @@ pub struct EngineArgs {
     #[arg(long, value_name = "ROOT", num_args = 1..)]
     pub experts: Vec<PathBuf>,
     /// Neither use nor keep the record of which experts this model uses most
+    ///
+    /// The record is one small file a model, `uses-…` in $XDG_CACHE_HOME/deltafin (~/.cache/deltafin, on macOS
+    /// ~/Library/Caches/deltafin). It holds counts and nothing of any text, and never leaves this computer. Removing it
+    /// does no harm.
     #[arg(long)]
     pub no_learn: bool,
     /// Do not read experts before the router has asked for them

@@ -16,9 +16,10 @@ mod tokenize;
 
 use clap::{Parser, Subcommand};
 
-use crate::engine::{Engine, EngineOptions};
+use crate::engine::{Engine, EngineOptions, Survey};
 use crate::error::Result;
 use crate::interrupt::Interrupt;
+use crate::learned::Kept;
 
 /// Run Kimi K3, whole and unaltered, on this machine
 #[derive(Debug, Parser)]
@@ -73,10 +74,17 @@ pub fn dispatch(cli: &Cli, interrupt: &Interrupt) -> Result<()> {
     }
 }
 
-/// The memory plan on stderr with `-v`, before anything is loaded.
+/// With `-v`: the memory plan and what earlier runs learned on stderr, before anything is loaded.
 fn show_plan(options: &EngineOptions, shown: &args::Shown) -> Result<()> {
     if shown.verbose > 0 {
-        output::stderr(format_args!("memory plan\n{}", Engine::survey(options)?.plan));
+        let Survey { config, manifest, plan, .. } = Engine::survey(options)?;
+        output::stderr(format_args!("memory plan\n{plan}"));
+        if let Some(moe) = config.moe.filter(|_| options.learn) {
+            let kept = Kept::load(&manifest).and_then(|kept| kept.make_folder().map(|()| kept));
+            let line =
+                kept.map_or_else(|error| format!("not kept: {error}"), |kept| kept.line(moe.num_experts_per_token));
+            output::stderr(format_args!("expert use counts: {line}"));
+        }
     }
     Ok(())
 }

@@ -157,6 +157,7 @@ impl Observer for Watch<'_> {
     }
 
     fn routes(&mut self, layer: usize, routes: &crate::model::Routes) {
+        self.engine.record_routes(layer, routes);
         self.inner.routes(layer, routes);
     }
 }

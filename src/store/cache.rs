@@ -160,11 +160,8 @@ impl<M> Table<M> {
     /// Reserves `expert`, in a slot that nobody wants if it is not there; with `urgent`, also in a slot that others
     /// reserved for later.
     pub(crate) fn reserve(&mut self, expert: Index, urgent: bool) -> Reserved<M> {
-        let slot = self.slot_of[expert as usize];
-        if slot != NONE {
-            self.slots[slot as usize].reservations += 1;
-            self.relist(slot);
-            return Reserved::Present(self.hold(slot));
+        if let Some(hold) = self.reserve_present(expert) {
+            return Reserved::Present(hold);
         }
         let Some((slot, memory)) = self.take(urgent) else { return Reserved::Full };
         Reserved::Absent(self.fill(slot, expert), memory)
@@ -188,6 +185,17 @@ impl<M> Table<M> {
         }
         let (slot, memory) = self.take(false)?;
         Some((self.fill(slot, expert), memory))
+    }
+
+    /// Reserves `expert` if it is in memory, or on its way.
+    pub(crate) fn reserve_present(&mut self, expert: Index) -> Option<Hold> {
+        let slot = self.slot_of[expert as usize];
+        if slot == NONE {
+            return None;
+        }
+        self.slots[slot as usize].reservations += 1;
+        self.relist(slot);
+        Some(self.hold(slot))
     }
 
     /// A reservation that will not be filled after all.

@@ -100,12 +100,8 @@ impl Readers {
             )));
         }
         let count = volumes.len();
-        let state = State {
-            schedule: Schedule::new(&vec![depth; count]),
-            closed: false,
-            alive: 0,
-            told: vec![false; count],
-        };
+        let state =
+            State { schedule: Schedule::new(&vec![depth; count]), closed: false, alive: 0, told: vec![false; count] };
         let shared = Arc::new(Shared {
             volumes,
             state: Mutex::new(state),
@@ -197,8 +193,7 @@ impl Readers {
 
     /// What the user should know and has not been told.
     pub(crate) fn take_notices(&self) -> Vec<String> {
-        let mut notices: Vec<String> =
-            self.shared.volumes.iter().filter_map(|volume| volume.take_notice()).collect();
+        let mut notices: Vec<String> = self.shared.volumes.iter().filter_map(|volume| volume.take_notice()).collect();
         notices.append(&mut lock(&self.shared.notices));
         notices
     }

@@ -83,10 +83,8 @@ impl Names {
     pub(crate) fn path(&self, file: usize) -> PathBuf {
         let Some((root, dir)) = self.root_of(file) else { return self.shards[file].clone() };
         let index = (file - self.shards.len()) % self.a_root();
-        let id = ExpertId {
-            layer: self.moe_layers[index / self.num_experts],
-            expert: (index % self.num_experts) as u16,
-        };
+        let id =
+            ExpertId { layer: self.moe_layers[index / self.num_experts], expert: (index % self.num_experts) as u16 };
         expert_path(dir, id, self.roots[root].parts)
     }
 

@@ -27,27 +27,19 @@ pub(crate) struct Ahead {
     pub dropped: u64,
 }
 
-/// An expert on its way because it was guessed.
+/// An expert that was guessed.
 pub(crate) struct Guess {
     /// Which.
     pub index: Index,
     /// Keeps its slot.
     pub hold: Hold,
-    /// Its reads.
-    pub started: Started,
+    /// Its reads; `None` when it was in memory, or on its way.
+    pub started: Option<Started>,
 }
 
 impl Default for Ahead {
     fn default() -> Self {
-        Self {
-            layer: 0,
-            guesses: Vec::new(),
-            precision: 1.0,
-            silent: 0,
-            useful_bytes: 0,
-            wasted_bytes: 0,
-            dropped: 0,
-        }
+        Self { layer: 0, guesses: Vec::new(), precision: 1.0, silent: 0, useful_bytes: 0, wasted_bytes: 0, dropped: 0 }
     }
 }
 

@@ -32,9 +32,9 @@ use std::time::{Duration, Instant};
 use self::catalog::Catalog;
 use self::drive::Readers;
 use self::histogram::Histogram;
+use self::lookahead::Guess;
 use self::packed::PackedRoot;
 use self::reader::Disk;
-use self::lookahead::Guess;
 use self::slots::{Fill, Reading, SlotState, Slots};
 use crate::checkpoint::Manifest;
 use crate::error::{Error, Result};
@@ -44,6 +44,7 @@ pub(crate) use self::check::reserved_scale;
 pub(crate) use self::files::{Files, Names};
 pub(crate) use self::reader::{System, Tally};
 pub use self::request::{Expert, Request};
+pub(crate) use self::sealed::checksum;
 pub(crate) use self::slab::{ALIGN, Region};
 pub(crate) use self::volume::Volumes;
 
@@ -204,38 +205,45 @@ impl ExpertStore {
         }
         for &expert in experts {
             let Some(index) = self.slots.catalog.index(layer, expert) else { continue };
-            if let Some((hold, memory)) = state.table.prefetch(index) {
-                let started = Fill::start(&self.slots, index, hold, memory, true);
-                state.ahead.push(layer, Guess { index, hold, started });
-            }
+            let guess = match state.table.reserve_present(index) {
+                // Kept until the layer has chosen, lest this layer's reads take its slot.
+                Some(hold) => Guess { index, hold, started: None },
+                None => {
+                    let Some((hold, memory)) = state.table.prefetch(index) else { continue };
+                    Guess { index, hold, started: Some(Fill::start(&self.slots, index, hold, memory, true)) }
+                }
+            };
+            state.ahead.push(layer, guess);
         }
     }
 
     /// The router of `layer` has chosen `asked`, ascending: the guesses that came true go before all others, those that did
-    /// not and have not begun are dropped. Returns the former, ascending; their slots are kept until released.
+    /// not and have not begun are dropped. Returns the former; their slots are kept until released.
     fn settle(&self, state: &mut SlotState, layer: u16, asked: &[u32]) -> Vec<Guess> {
         let (of_layer, guesses) = state.ahead.take();
-        let guessed = guesses.len();
         let expert_bytes = self.slots.catalog.expert_bytes();
-        let is_asked = |guess: &Guess| of_layer == layer && asked.binary_search(&guess.index).is_ok();
-        let (mut useful, vain): (Vec<_>, Vec<_>) = guesses.into_iter().partition(is_asked);
-        useful.sort_unstable_by_key(|guess| guess.index);
         let queue = self.slots.queue();
-        for guess in &useful {
-            queue.with(|schedule, now| ((), schedule.promote(guess.started.group, now)));
-        }
-        state.ahead.useful_bytes += expert_bytes * useful.len() as u64;
-        for Guess { hold, started, .. } in vain {
-            let dropped = queue.with(|schedule, _| (schedule.drop_ahead(started.group, started.pieces), 0));
-            match dropped.and_then(Fill::take_back) {
-                Some(memory) => {
-                    state.ahead.dropped += 1;
-                    state.table.abandon(hold, memory);
+        let (mut useful, mut guessed) = (Vec::new(), 0);
+        for guess in guesses {
+            let is_asked = of_layer == layer && asked.binary_search(&guess.index).is_ok();
+            guessed += usize::from(guess.started.is_some());
+            match guess.started {
+                Some(started) if is_asked => {
+                    queue.with(|schedule, now| ((), schedule.promote(started.group, now)));
+                    state.ahead.useful_bytes += expert_bytes;
+                    useful.push(guess);
                 }
-                None => {
-                    state.ahead.wasted_bytes += expert_bytes;
-                    state.table.release(hold);
+                Some(started) => {
+                    let dropped = queue.with(|schedule, _| (schedule.drop_ahead(started.group, started.pieces), 0));
+                    if let Some(memory) = dropped.and_then(Fill::take_back) {
+                        state.ahead.dropped += 1;
+                        state.table.abandon(guess.hold, memory);
+                    } else {
+                        state.ahead.wasted_bytes += expert_bytes;
+                        state.table.release(guess.hold);
+                    }
                 }
+                None => state.table.release(guess.hold),
             }
         }
         if !asked.is_empty() && of_layer == layer {

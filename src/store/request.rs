@@ -12,7 +12,7 @@ use super::{ExpertId, ExpertStore};
 use crate::error::{Error, Result};
 
 /// How long a wait lasts before the interrupt is looked at again.
-const PATIENCE: Duration = Duration::from_millis(50);
+pub(super) const PATIENCE: Duration = Duration::from_millis(50);
 
 /// The experts of one layer on their way; yields them in the order asked, which is ascending.
 ///
@@ -27,7 +27,7 @@ pub struct Request<'a> {
     holds: VecDeque<Hold>,
     /// Those of the others that were there from the start.
     kept: Kept,
-    /// Those that were on their way already because they were guessed; ascending.
+    /// Those that were on their way already because they were guessed.
     guessed: Vec<Index>,
     /// An expert that the model does not have.
     unknown: Option<Error>,
@@ -36,14 +36,8 @@ pub struct Request<'a> {
 impl<'a> Request<'a> {
     pub(super) fn new(store: &'a ExpertStore, layer: u16, experts: &[u16]) -> Self {
         let asked = VecDeque::with_capacity(experts.len());
-        let mut request = Self {
-            store,
-            asked,
-            holds: VecDeque::new(),
-            kept: Kept::default(),
-            guessed: Vec::new(),
-            unknown: None,
-        };
+        let mut request =
+            Self { store, asked, holds: VecDeque::new(), kept: Kept::default(), guessed: Vec::new(), unknown: None };
         for &expert in experts {
             match store.slots.catalog.index(layer, expert) {
                 Some(index) => request.asked.push_back(index),

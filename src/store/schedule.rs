@@ -228,11 +228,6 @@ impl<J> Schedule<J> {
         self.retries
     }
 
-    /// Bytes a second that `drive` was measured to give.
-    pub(crate) fn rate(&self, drive: usize) -> f64 {
-        self.drives[drive].rate.per_second()
-    }
-
     /// Failures of `drive` since it last delivered.
     pub(crate) fn errors(&self, drive: usize) -> u32 {
         self.drives[drive].errors
@@ -414,7 +409,8 @@ impl<J> Schedule<J> {
         for number in 0..self.drives.len() {
             let state = &self.drives[number];
             let expected = state.flight_bytes as f64 / state.rate.per_second();
-            let patience = OVERDUE_MIN.max(Duration::try_from_secs_f64(OVERDUE_FACTOR * expected).unwrap_or(OVERDUE_MIN));
+            let patience =
+                OVERDUE_MIN.max(Duration::try_from_secs_f64(OVERDUE_FACTOR * expected).unwrap_or(OVERDUE_MIN));
             let mut found = false;
             for at in 0..self.drives[number].flights.len() {
                 let flight = &self.drives[number].flights[at];

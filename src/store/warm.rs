@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::ExpertStore;
 use super::cache::{Hold, View};
 use super::request::PATIENCE;
 use super::slots::{Fill, SlotState};
-use super::ExpertStore;
 
 /// Experts on their way, for each drive, at which the drives are busy enough.
 const FILLING_PER_DRIVE: usize = 2;

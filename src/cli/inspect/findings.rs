@@ -9,6 +9,7 @@ use crate::config::{AttentionKind, Family, FeedForwardKind, ModelConfig};
 use crate::engine::{Engine, EngineOptions, Survey};
 use crate::error::{Error, Kind, Result};
 use crate::interrupt::Interrupt;
+use crate::learned::Kept;
 use crate::pack::verify::{self, Verified};
 use crate::plan::Plan;
 use crate::store::packed::PackedRoot;
@@ -38,6 +39,8 @@ pub(super) struct Findings {
     pub drives: Vec<Drive>,
     pub copies: Option<Copies>,
     pub verified: Option<Verified>,
+    /// What earlier runs learned of the experts' use; null with `--no-learn` and where nothing is kept.
+    pub expert_uses: Option<ExpertUses>,
     pub notices: Vec<String>,
     pub context: usize,
     pub step: Option<usize>,
@@ -84,6 +87,18 @@ pub(super) struct TokenizerFound {
 pub(super) struct StopId {
     pub id: u32,
     pub sources: Vec<&'static str>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct ExpertUses {
+    /// It need not exist.
+    pub file: String,
+    /// Learned from, roughly.
+    pub tokens: u64,
+    /// Why the file is of no use.
+    pub problem: Option<String>,
+    #[serde(skip)]
+    pub line: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -157,6 +172,7 @@ impl Findings {
             drives,
             copies,
             verified,
+            expert_uses: expert_uses(options, &config, &manifest),
             notices,
             context: options.context,
             step,
@@ -238,11 +254,23 @@ fn stop_ids(options: &EngineOptions, config: &ModelConfig, tokenizer: Option<&To
     Ok(stops.sources().map(|(id, sources)| StopId { id, sources: sources.to_vec() }).collect())
 }
 
+fn expert_uses(options: &EngineOptions, config: &ModelConfig, manifest: &Manifest) -> Option<ExpertUses> {
+    let top_k = config.moe.as_ref().filter(|_| options.learn)?.num_experts_per_token;
+    let kept = Kept::load(manifest).ok()?;
+    let (tokens, line) = (kept.tokens(top_k), kept.line(top_k));
+    Some(ExpertUses { file: kept.path.display().to_string(), tokens, problem: kept.notice, line })
+}
+
 /// The drives of the experts with the mode that their store finds by reading, and what it has to say.
 fn drives(options: &EngineOptions, config: &ModelConfig, manifest: &Manifest) -> Result<(Vec<Drive>, Vec<String>)> {
     let Some(moe) = config.moe.as_ref().filter(|_| manifest.experts.is_some()) else { return Ok(Default::default()) };
-    let smallest =
-        StoreOptions { slots: moe.num_experts_per_token, direct: options.direct, queue_depth: 1, piece_bytes: 1 << 20, verify: false };
+    let smallest = StoreOptions {
+        slots: moe.num_experts_per_token,
+        direct: options.direct,
+        queue_depth: 1,
+        piece_bytes: 1 << 20,
+        verify: false,
+    };
     let roots = PackedRoot::open_all(&options.experts, manifest)?;
     let store = ExpertStore::open(manifest, &roots, &smallest, Interrupt::new())?;
     let drives = store.stats().drives.into_iter();

@@ -26,6 +26,9 @@ pub(super) fn text(findings: &Findings, all: bool) -> String {
     drives(&mut table, &findings.drives);
     findings.copies.iter().for_each(|found| copies(&mut table, found));
     findings.verified.iter().for_each(|found| verified(&mut table, found));
+    if let Some(uses) = &findings.expert_uses {
+        table.row("expert uses", &uses.line);
+    }
     findings.notices.iter().for_each(|notice| table.row("note", notice));
     table.row("context", format!("{} tokens", findings.context));
     if let Some(rows) = findings.step {

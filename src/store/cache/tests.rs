@@ -62,7 +62,7 @@ fn ask(table: &mut Table<u32>, experts: &[Index]) -> usize {
         table.come_to(Some(expert), &mut kept);
         table.pin(hold);
         table.release(hold);
-        table.unpin(hold.slot);
+        table.unpin(hold);
     }
     table.come_to(None, &mut kept);
     hits
@@ -99,7 +99,7 @@ fn a_filling_or_pinned_slot_is_never_given_away() {
     assert!(matches!(table.reserve(3, true), Reserved::Full), "nobody waits for it, yet it is being written");
     table.complete(filling.slot, memory, Ok(()));
     assert!(matches!(table.reserve(3, false), Reserved::Absent(hold, 1) if hold.slot == filling.slot));
-    table.unpin(pinned.slot);
+    table.unpin(pinned);
     table.check();
 }
 
@@ -197,7 +197,7 @@ fn no_order_of_operations_breaks_the_table() {
                                 drop(view);
                                 let (hold, _) = holds.remove(at);
                                 table.release(hold);
-                                table.unpin(hold.slot);
+                                table.unpin(hold);
                                 true
                             }
                             (false, View::Lapsed) => false,

@@ -3,6 +3,7 @@
 mod disk;
 mod failure;
 mod service;
+mod warm;
 
 use std::path::PathBuf;
 use std::sync::Arc;
