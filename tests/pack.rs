@@ -689,7 +689,6 @@ fn a_moved_model_needs_its_record() {
 }
 
 #[test]
-#[ignore = "needs a store that reads experts from roots"]
 fn logits_are_the_same_before_and_after_a_move() {
     let place = Place::with_model(&[]);
     let ids = ["--ids", "1,2,3,4,5,6,7,8"];

@@ -13,6 +13,7 @@ use crate::config::ModelConfig;
 use crate::engine::Progress;
 use crate::error::Result;
 use crate::interrupt::Interrupt;
+use crate::learned::Kept;
 use crate::pack::{self, PackOptions, Packed, Phase, Plan, TrunkFormat};
 use crate::plan::gib;
 use crate::report::progress::Reporter;
@@ -49,6 +50,9 @@ pub struct PackArgs {
     /// Write the trunk to the first root too
     #[arg(long, value_name = "FORMAT")]
     trunk: Option<TrunkArg>,
+    /// Do not place experts by the record of which ones this model uses most
+    #[arg(long)]
+    no_learn: bool,
     /// Say what would go where, and write nothing
     #[arg(long)]
     dry_run: bool,
@@ -104,8 +108,11 @@ pub(super) fn run(args: &PackArgs, shown: &Shown, interrupt: &Interrupt) -> Resu
         take_experts: args.take_experts,
     };
     let reporter = Reporter::new(shown);
+    // Without a record of use, or a place for one, all experts count alike.
+    let learned = if args.no_learn { None } else { Kept::load(&manifest).ok() };
+    let uses = learned.as_ref().map(|kept| &kept.histogram);
     let report = if args.dry_run {
-        let plan = pack::plan(&manifest, &options, None)?;
+        let plan = pack::plan(&manifest, &options, uses)?;
         plan.notices.iter().for_each(|notice| reporter.notice(notice));
         report(&plan, None, args)
     } else {
@@ -116,7 +123,7 @@ pub(super) fn run(args: &PackArgs, shown: &Shown, interrupt: &Interrupt) -> Resu
             };
             reporter.working(what, done, total);
         };
-        let packed = pack::pack(&manifest, &options, None, &mut progress, interrupt)?;
+        let packed = pack::pack(&manifest, &options, uses, &mut progress, interrupt)?;
         packed.plan.notices.iter().for_each(|notice| reporter.notice(notice));
         report(&packed.plan, Some(&packed), args)
     };
