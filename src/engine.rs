@@ -119,6 +119,8 @@ pub struct Survey {
     pub config: ModelConfig,
     /// Its tensors.
     pub manifest: Manifest,
+    /// Drive roots that hold its experts.
+    pub roots: Vec<PackedRoot>,
     /// Most rows of a step.
     pub step_rows: usize,
     /// The memory plan.
@@ -133,8 +135,10 @@ impl Engine {
     pub fn survey(options: &EngineOptions) -> Result<Survey> {
         let config = ModelConfig::load(&options.model)?;
         let manifest = Manifest::open(&options.model, &config)?;
-        let (step_rows, plan) = make_plan(&config, &manifest, options)?;
-        Ok(Survey { config, manifest, step_rows, plan })
+        let roots = PackedRoot::open_all(&options.experts, &manifest)?;
+        let slot = ExpertStore::slot_bytes(&manifest, &roots)?;
+        let (step_rows, plan) = make_plan(&config, &manifest, slot, options)?;
+        Ok(Survey { config, manifest, roots, step_rows, plan })
     }
 
     /// Opens, checks, plans and loads.
@@ -144,11 +148,10 @@ impl Engine {
     pub fn open(options: &EngineOptions, progress: &dyn Progress, interrupt: &Interrupt) -> Result<Self> {
         let threads = options.threads.unwrap_or_else(default_threads);
         let compute = Compute::new(options.isa, threads, interrupt.clone())?;
-        let Survey { config, manifest, step_rows, plan } = Self::survey(options)?;
+        let Survey { config, manifest, roots, step_rows, plan } = Self::survey(options)?;
         interrupt.check()?;
         let loading = Loading(progress);
         let trunk = Trunk::load(&manifest, options.direct, &loading, interrupt)?;
-        let roots = PackedRoot::open_all(&options.experts, &manifest)?;
         let store = match &manifest.experts {
             Some(_) => {
                 let options = StoreOptions {
@@ -282,8 +285,8 @@ fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// The step's rows and the plan that goes with them.
-fn make_plan(config: &ModelConfig, manifest: &Manifest, options: &EngineOptions) -> Result<(usize, Plan)> {
+/// The step's rows and the plan that goes with them; `slot`: bytes of an expert's slot.
+fn make_plan(config: &ModelConfig, manifest: &Manifest, slot: u64, options: &EngineOptions) -> Result<(usize, Plan)> {
     if options.step == Some(0) {
         return Err(Error::usage("--step 0: a step has at least one row"));
     }
@@ -298,7 +301,7 @@ fn make_plan(config: &ModelConfig, manifest: &Manifest, options: &EngineOptions)
     }
     let mut rows = options.step.unwrap_or(STEP_ROWS).min(options.context);
     let try_rows = |rows: usize| {
-        let needs = needs(config, manifest, options.context, rows);
+        let needs = needs(config, manifest, slot, options.context, rows);
         plan::plan(&needs, options.memory, options.expert_memory).map(|plan| (needs, plan))
     };
     loop {
@@ -316,7 +319,7 @@ fn make_plan(config: &ModelConfig, manifest: &Manifest, options: &EngineOptions)
 }
 
 /// What running `config`'s model takes, part by part.
-fn needs(config: &ModelConfig, manifest: &Manifest, context: usize, rows: usize) -> Needs {
+fn needs(config: &ModelConfig, manifest: &Manifest, slot: u64, context: usize, rows: usize) -> Needs {
     let experts = manifest.experts.as_ref();
     let all = experts.map_or(0, |experts| (experts.moe_layers.len() * experts.num_experts) as u64);
     let top_k = config.moe.as_ref().map_or(0, |moe| moe.num_experts_per_token as u64);
@@ -326,7 +329,7 @@ fn needs(config: &ModelConfig, manifest: &Manifest, context: usize, rows: usize)
         states: Sequence::state_bytes(config),
         latent_cache: Sequence::latent_cache_bytes(config, context),
         activations: Scratch::planned_bytes(config, rows) + logits,
-        slot: if all > 0 { ExpertStore::slot_bytes(manifest) } else { 0 },
+        slot,
         slots_min: top_k,
         slots_max: all,
         fixed: FIXED_BYTES

@@ -70,18 +70,17 @@ pub(crate) struct Piece {
 }
 
 impl Catalog {
-    /// Of the shards of `manifest`, where they lie; empty for a model without routed experts.
-    ///
-    /// # Errors
-    /// Kind `Model` when an expert lies outside its file, which a checked manifest rules out, or is nowhere.
-    pub(crate) fn of_shards(manifest: &Manifest) -> Result<Self> {
+    /// Of the shards of `manifest`, where they lie.
+    #[cfg(test)]
+    fn of_shards(manifest: &Manifest) -> Result<Self> {
         Self::new(manifest, &[], &Names::of_shards(manifest))
     }
 
-    /// Of the shards of `manifest` and the files of `roots`; `names` numbers the files of both.
+    /// Of the shards of `manifest`, where they lie, and the files of `roots`; `names` numbers the files of both. Empty for a
+    /// model without routed experts.
     ///
     /// # Errors
-    /// As [`Catalog::of_shards`]; an expert that neither holds is named.
+    /// Kind `Model` when an expert lies outside its file, which a checked manifest rules out, or is nowhere.
     pub(crate) fn new(manifest: &Manifest, roots: &[PackedRoot], names: &Names) -> Result<Self> {
         let Some(table) = &manifest.experts else { return Ok(Self::empty()) };
         let parts = table.format.parts();

@@ -133,9 +133,14 @@ pub struct ExpertStore {
 }
 
 impl ExpertStore {
-    /// Bytes of one slot for the experts of `manifest`: payload plus alignment room. 0 for a model without routed experts.
-    pub fn slot_bytes(manifest: &Manifest) -> u64 {
-        Catalog::of_shards(manifest).map_or(0, |catalog| catalog.slot_bytes() as u64)
+    /// Bytes of one slot for the experts of `manifest`, whichever copy is read: payload plus alignment room. 0 for a model
+    /// without routed experts.
+    ///
+    /// # Errors
+    /// Kind `Model` for an expert that is neither in a shard nor on a root.
+    pub fn slot_bytes(manifest: &Manifest, roots: &[PackedRoot]) -> Result<u64> {
+        let catalog = Catalog::new(manifest, roots, &Names::new(manifest, roots))?;
+        Ok(catalog.slot_bytes() as u64)
     }
 
     /// Opens the shards and the drive roots, and allocates the slots; more slots than the model has experts are not made.

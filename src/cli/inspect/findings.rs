@@ -133,6 +133,8 @@ impl Findings {
                 obstacles.push(error);
                 (Manifest::open(&options.model, &config)?, None, None)
             }
+            // Roots that were refused, or experts that nobody holds, are found below; a damaged checkpoint ends here.
+            Err(error) if error.kind() == Kind::Model => (Manifest::open(&options.model, &config)?, None, None),
             Err(error) => return Err(error),
         };
         let mut keep = |error: Error| obstacles.push(error);

@@ -274,9 +274,9 @@ fn no_slot_is_refused_and_a_dense_model_needs_none() {
     let mut model = Model::new(4, ExpertFormat::Bf16, Order::Adjacent);
     let error = ExpertStore::open(&model.manifest, &[], &options(0), Interrupt::new()).err().unwrap();
     assert_eq!(error.kind(), Kind::Memory);
-    assert!(ExpertStore::slot_bytes(&model.manifest) >= 30_006);
+    assert!(ExpertStore::slot_bytes(&model.manifest, &[]).unwrap() >= 30_006);
     model.manifest.experts = None;
-    assert_eq!(ExpertStore::slot_bytes(&model.manifest), 0);
+    assert_eq!(ExpertStore::slot_bytes(&model.manifest, &[]).unwrap(), 0);
     let store = ExpertStore::open(&model.manifest, &[], &options(0), Interrupt::new()).unwrap();
     assert!(store.request(LAYER, &[0]).next().is_err());
     assert!(store.request(LAYER, &[]).next().unwrap().is_none());
