@@ -1,8 +1,9 @@
-//! SIGINT, SIGTERM and SIGHUP raise the interrupt; a second one ends the process at once, and so does time.
+//! SIGINT, SIGTERM and SIGHUP raise the interrupt; a second one ends the process at once, and so does time. One that
+//! comes right behind the first is the same wish.
 
 use std::fs;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -13,6 +14,9 @@ use crate::interrupt::Interrupt;
 
 /// The run has this long to unwind after the first signal; what it wrote is flushed piece by piece before.
 const UNWIND_TIME: Duration = Duration::from_millis(900);
+/// Supervisors (GNU `timeout` among them) signal the process and then its group, which is two signals and one wish. A
+/// person who presses the key again in earnest takes longer.
+const SAME_WISH: Duration = Duration::from_millis(300);
 
 /// Installs the handlers for the rest of the process.
 ///
@@ -36,7 +40,8 @@ pub fn install(interrupt: &Interrupt) -> Result<()> {
                 end(first);
             });
         }
-        if let Some(second) = signals.next() {
+        let began = Instant::now();
+        if let Some(second) = signals.find(|_| began.elapsed() >= SAME_WISH) {
             end(second);
         }
     };

@@ -75,7 +75,7 @@ fn what_is_not_known_is_a_usage_error() {
         &["inspect", "-m", "x", "--color", "blue"],
         &["inspect", "-m", "x", "-q", "-v"],
         &["completions", "tcsh"],
-        &["demo", "-n", "0"],
+        &["demo", "-n=-1"],
     ] {
         let (out, err) = ends_with(args, 2);
         assert!(out.is_empty() && !err.is_empty(), "{args:?}\n{out}\n{err}");
@@ -329,6 +329,12 @@ fn a_place_that_is_nowhere_is_an_io_failure() {
 fn prompts_for_the_demo_are_listed() {
     let (out, err) = ends_with(&["demo", "--list"], 0);
     assert!(out.contains("Once upon a time") && out.contains("Who are you?") && err.is_empty(), "{out}{err}");
+}
+
+#[test]
+fn no_tokens_are_none_for_the_demo_too() {
+    let (out, err) = ends_with(&["demo", "-n", "0"], 0);
+    assert!(out.is_empty() && err.contains("0 tokens after a prompt of 4"), "{out}{err}");
 }
 
 #[test]

@@ -14,7 +14,9 @@ mod run;
 mod synth;
 mod tokenize;
 
-use clap::{Parser, Subcommand};
+use std::ffi::{OsStr, OsString};
+
+use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::engine::{Engine, EngineOptions, Survey};
 use crate::error::Result;
@@ -31,6 +33,34 @@ pub struct Cli {
     /// Flags that every command takes
     #[command(flatten)]
     pub shown: args::Shown,
+}
+
+impl Cli {
+    /// Parses a whole command line, the program's name included. What clap itself then has to say, help and errors,
+    /// is coloured as `--color` asks wherever in the line it stands, for the line may be wrong.
+    ///
+    /// # Errors
+    /// As clap reports; help and version are errors to it, too.
+    pub fn parse_line(line: Vec<OsString>) -> Result<Self, clap::Error> {
+        let color = match asked_color(&line) {
+            Some("always") => ColorChoice::Always,
+            Some("never") => ColorChoice::Never,
+            // Clap's own rule is that of `--color auto`.
+            _ => ColorChoice::Auto,
+        };
+        let mut command = Self::command().color(color);
+        let matches = command.try_get_matches_from_mut(line)?;
+        Self::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+    }
+}
+
+/// The last `--color` of a command line.
+fn asked_color(line: &[OsString]) -> Option<&str> {
+    let words: Vec<&OsStr> = line.iter().map(OsString::as_os_str).take_while(|word| *word != "--").collect();
+    (0..words.len()).rev().find_map(|at| match words[at].to_str()? {
+        "--color" => words.get(at + 1)?.to_str(),
+        word => word.strip_prefix("--color="),
+    })
 }
 
 /// The subcommands.

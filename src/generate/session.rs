@@ -48,6 +48,7 @@ impl<'a> Session<'a> {
         let mut done = 0;
         for step in ids.chunks(scratch.rows_max()) {
             let mut watch = Watch { inner: observer, progress, engine, done, total: ids.len() };
+            watch.begin();
             let segment = Segment { sequence: &mut self.sequence, tokens: step, tentative: false };
             engine.model().forward(engine.machine(), &mut [segment], &mut scratch, &mut watch)?;
             done += step.len();
@@ -79,6 +80,7 @@ impl<'a> Session<'a> {
         let mut done = 0;
         for step in ids.chunks(scratch.rows_max()) {
             let mut watch = Watch { inner: &mut (), progress, engine, done, total: ids.len() };
+            watch.begin();
             let segment = Segment { sequence: &mut self.sequence, tokens: step, tentative: false };
             engine.model().forward(engine.machine(), &mut [segment], &mut scratch, &mut watch)?;
             done += step.len();
@@ -143,6 +145,14 @@ struct Watch<'a> {
     engine: &'a Engine,
     done: usize,
     total: usize,
+}
+
+impl Watch<'_> {
+    /// A step's first layer may take minutes: the phase is told before it, not after.
+    fn begin(&self) {
+        let layers = self.engine.config().layers.len();
+        self.progress.prefill(self.done, self.total, 0, layers, self.engine.expert_bytes_read());
+    }
 }
 
 impl Observer for Watch<'_> {

@@ -106,6 +106,13 @@ impl Progress for Reporter {
             output::stderr(format_args!("note: {text}"));
         }
     }
+
+    fn warning(&self, text: &str) {
+        if self.quiet {
+            return output::stderr(format_args!("note: {text}"));
+        }
+        self.notice(text);
+    }
 }
 
 /// What the calling thread and the showing thread share.

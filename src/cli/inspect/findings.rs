@@ -1,5 +1,7 @@
 //! What is found in a directory. Facts that a damaged tokenizer or too little memory leaves are found all the same.
 
+use std::sync::Arc;
+
 use serde::Serialize;
 
 use super::copies::{self, Copies};
@@ -9,11 +11,12 @@ use crate::config::{AttentionKind, Family, FeedForwardKind, ModelConfig};
 use crate::engine::{Engine, EngineOptions, Survey};
 use crate::error::{Error, Kind, Result};
 use crate::interrupt::Interrupt;
+use crate::kernels::Compute;
 use crate::learned::Kept;
 use crate::pack::verify::{self, Verified};
 use crate::plan::Plan;
 use crate::store::packed::PackedRoot;
-use crate::store::{ExpertStore, StoreOptions};
+use crate::store::{ExpertStore, Files, Names, StoreOptions, System, Volumes};
 use crate::text::{self, Tokenizer};
 
 /// The report; its fields are the keys of the JSON object.
@@ -41,6 +44,8 @@ pub(super) struct Findings {
     pub verified: Option<Verified>,
     /// What earlier runs learned of the experts' use; null with `--no-learn` and where nothing is kept.
     pub expert_uses: Option<ExpertUses>,
+    pub isa: &'static str,
+    pub threads: usize,
     pub notices: Vec<String>,
     pub context: usize,
     pub step: Option<usize>,
@@ -116,6 +121,12 @@ pub(super) struct Reading<'a> {
     pub interrupt: &'a Interrupt,
 }
 
+impl Drive {
+    fn new(path: String, mode: impl Into<String>) -> Self {
+        Self { file_system: file_system::of(path.as_ref()), path, mode: mode.into() }
+    }
+}
+
 impl Findings {
     /// The findings, and what keeps the directory from being run as asked; with `reading` every byte is read too.
     ///
@@ -126,6 +137,7 @@ impl Findings {
         config: ModelConfig,
         reading: Option<Reading<'_>>,
     ) -> Result<(Self, Vec<Error>)> {
+        let compute = Compute::new(options.isa, options.thread_count(), Interrupt::new())?;
         let mut obstacles = Vec::new();
         let (manifest, step, plan) = match Engine::survey(options) {
             Ok(Survey { manifest, step_rows, plan, .. }) => (manifest, Some(step_rows), Some(plan)),
@@ -175,6 +187,8 @@ impl Findings {
             copies,
             verified,
             expert_uses: expert_uses(options, &config, &manifest),
+            isa: compute.isa_name(),
+            threads: compute.threads(),
             notices,
             context: options.context,
             step,
@@ -263,9 +277,16 @@ fn expert_uses(options: &EngineOptions, config: &ModelConfig, manifest: &Manifes
     Some(ExpertUses { file: kept.path.display().to_string(), tokens, problem: kept.notice, line })
 }
 
-/// The drives of the experts with the mode that their store finds by reading, and what it has to say.
+/// The drives of the experts with the mode that their store finds by reading, and what it has to say; those of all
+/// shards where there are no experts.
 fn drives(options: &EngineOptions, config: &ModelConfig, manifest: &Manifest) -> Result<(Vec<Drive>, Vec<String>)> {
-    let Some(moe) = config.moe.as_ref().filter(|_| manifest.experts.is_some()) else { return Ok(Default::default()) };
+    let Some(moe) = config.moe.as_ref().filter(|_| manifest.experts.is_some()) else {
+        let files = Files::new(Arc::new(System), Names::of_shards(manifest), 1);
+        let all: Vec<usize> = (0..manifest.shards.len()).collect();
+        let volumes = Volumes::open(&Arc::new(files), &all, options.direct)?.list;
+        let drives = volumes.iter().map(|volume| Drive::new(volume.path().to_owned(), volume.mode()));
+        return Ok((drives.collect(), volumes.iter().filter_map(|volume| volume.take_notice()).collect()));
+    };
     let smallest = StoreOptions {
         slots: moe.num_experts_per_token,
         direct: options.direct,
@@ -275,11 +296,6 @@ fn drives(options: &EngineOptions, config: &ModelConfig, manifest: &Manifest) ->
     };
     let roots = PackedRoot::open_all(&options.experts, manifest)?;
     let store = ExpertStore::open(manifest, &roots, &smallest, Interrupt::new())?;
-    let drives = store.stats().drives.into_iter();
-    let drives = drives.map(|drive| Drive {
-        file_system: file_system::of(drive.path.as_ref()),
-        path: drive.path,
-        mode: drive.mode,
-    });
+    let drives = store.stats().drives.into_iter().map(|drive| Drive::new(drive.path, drive.mode));
     Ok((drives.collect(), store.take_notices()))
 }

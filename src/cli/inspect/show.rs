@@ -29,6 +29,7 @@ pub(super) fn text(findings: &Findings, all: bool) -> String {
     if let Some(uses) = &findings.expert_uses {
         table.row("expert uses", &uses.line);
     }
+    table.row("computes", format!("{}, {} threads", findings.isa, findings.threads));
     findings.notices.iter().for_each(|notice| table.row("note", notice));
     table.row("context", format!("{} tokens", findings.context));
     if let Some(rows) = findings.step {

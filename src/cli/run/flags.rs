@@ -15,6 +15,9 @@ The prompt is -p, then the files in the order given (`-` is standard input), the
 a file. Empty parts do not count, the others are joined by a blank line, and nothing is trimmed. Input is UTF-8; a byte
 order mark at its start is dropped, line ends stay as they are.
 
+Standard input is waited for without end when it is named as `-` or is all the prompt there is. Otherwise a pipe that
+stays open and gives nothing for 5 seconds is left out, which is said on standard error.
+
 Without --chat the model continues the prompt. It stops at an end token, which is not shown, at a --stop string, or
 after -n tokens. Control tokens are never shown; bytes that are no UTF-8 appear as U+FFFD. A line end is added to the
 answer on a terminal only.
