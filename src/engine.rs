@@ -10,8 +10,11 @@ use crate::error::{Error, Result};
 use crate::generate::{LOGIT_ROWS, Session};
 use crate::interrupt::Interrupt;
 use crate::kernels::{Compute, Isa};
-use crate::model::{Machine, Model, Scratch, Sequence};
+use crate::learned::{Kept, Learned};
+use crate::model::{Machine, Model, Routes, Scratch, Sequence};
 use crate::plan::{self, Needs, Plan};
+use crate::store::histogram::Histogram;
+use crate::store::packed::PackedRoot;
 use crate::store::{ExpertStore, StoreOptions, StoreStats};
 use crate::trunk::{LoadProgress, Trunk};
 
@@ -34,6 +37,34 @@ pub struct EngineOptions {
     pub context: usize,
     /// Read past the page cache.
     pub direct: bool,
+    /// `--experts`: roots of packed experts to read from besides the model's own shards.
+    pub experts: Vec<PathBuf>,
+    /// Keep a histogram of which experts were used, and start from it.
+    pub learn: bool,
+    /// Guess the next layer's experts and read ahead.
+    pub lookahead: bool,
+    /// Compare every expert read from a packed root with its checksum.
+    pub verify_reads: bool,
+}
+
+impl EngineOptions {
+    /// Everything at its default for the model in `model` with room for `context` tokens; nothing is learnt.
+    pub fn new(model: impl Into<PathBuf>, context: usize) -> Self {
+        Self {
+            model: model.into(),
+            memory: None,
+            expert_memory: None,
+            threads: None,
+            isa: None,
+            step: None,
+            context,
+            direct: true,
+            experts: Vec::new(),
+            learn: false,
+            lookahead: true,
+            verify_reads: false,
+        }
+    }
 }
 
 impl EngineOptions {
@@ -87,10 +118,13 @@ const PIECE_BYTES: usize = 4 << 20;
 pub struct Engine {
     plan: Plan,
     model: Model,
+    /// Before the store: it ends first, and its reads with it.
+    learned: Option<Learned>,
     store: Option<Arc<ExpertStore>>,
     compute: Compute,
     scratch: Mutex<Scratch>,
     context: usize,
+    lookahead: bool,
     interrupt: Interrupt,
 }
 
@@ -100,6 +134,8 @@ pub struct Survey {
     pub config: ModelConfig,
     /// Its tensors.
     pub manifest: Manifest,
+    /// Drive roots that hold its experts.
+    pub roots: Vec<PackedRoot>,
     /// Most rows of a step.
     pub step_rows: usize,
     /// The memory plan.
@@ -114,8 +150,10 @@ impl Engine {
     pub fn survey(options: &EngineOptions) -> Result<Survey> {
         let config = ModelConfig::load(&options.model)?;
         let manifest = Manifest::open(&options.model, &config)?;
-        let (step_rows, plan) = make_plan(&config, &manifest, options)?;
-        Ok(Survey { config, manifest, step_rows, plan })
+        let roots = PackedRoot::open_all(&options.experts, &manifest)?;
+        let slot = ExpertStore::slot_bytes(&manifest, &roots)?;
+        let (step_rows, plan) = make_plan(&config, &manifest, slot, options)?;
+        Ok(Survey { config, manifest, roots, step_rows, plan })
     }
 
     /// Opens, checks, plans and loads.
@@ -124,7 +162,7 @@ impl Engine {
     /// `Model` for a directory that cannot be run, `Memory` when the plan does not fit, `Io`, `Usage`, `Interrupted`.
     pub fn open(options: &EngineOptions, progress: &dyn Progress, interrupt: &Interrupt) -> Result<Self> {
         let compute = Compute::new(options.isa, options.thread_count(), interrupt.clone())?;
-        let Survey { config, manifest, step_rows, plan } = Self::survey(options)?;
+        let Survey { config, manifest, roots, step_rows, plan } = Self::survey(options)?;
         plan.caution.iter().for_each(|caution| progress.notice(caution));
         interrupt.check()?;
         let loading = Loading(progress);
@@ -136,15 +174,18 @@ impl Engine {
                     direct: options.direct,
                     queue_depth: QUEUE_DEPTH,
                     piece_bytes: PIECE_BYTES,
+                    verify: options.verify_reads,
                 };
-                Some(ExpertStore::open(&manifest, &options, interrupt.clone())?)
+                Some(ExpertStore::open(&manifest, &roots, &options, interrupt.clone())?)
             }
             None => None,
         };
+        let learned = store.as_ref().and_then(|store| learn(options, &config, &manifest, store, progress));
         let scratch = Mutex::new(Scratch::new(&config, step_rows)?);
         let model = Model::new(config, &manifest, &trunk, &compute)?;
+        let EngineOptions { context, lookahead, .. } = *options;
         let interrupt = interrupt.clone();
-        let engine = Self { plan, model, store, compute, scratch, context: options.context, interrupt };
+        let engine = Self { plan, model, learned, store, compute, scratch, context, lookahead, interrupt };
         engine.pass_notices_on(progress);
         Ok(engine)
     }
@@ -194,7 +235,12 @@ impl Engine {
 
     /// What a step runs on.
     pub fn machine(&self) -> Machine<'_> {
-        Machine { compute: &self.compute, store: self.store.as_deref(), interrupt: &self.interrupt }
+        Machine {
+            compute: &self.compute,
+            store: self.store.as_deref(),
+            lookahead: self.lookahead,
+            interrupt: &self.interrupt,
+        }
     }
 
     /// The step buffers; held for the length of a step.
@@ -205,6 +251,13 @@ impl Engine {
     /// Bytes of experts read so far.
     pub(crate) fn expert_bytes_read(&self) -> u64 {
         self.store.as_ref().map_or(0, |store| store.expert_bytes())
+    }
+
+    /// Counts the routes of a step of `layer`.
+    pub(crate) fn record_routes(&self, layer: usize, routes: &Routes) {
+        if let Some(learned) = &self.learned {
+            learned.record(layer, routes);
+        }
     }
 
     /// Hands the store's notices to the user.
@@ -224,8 +277,27 @@ impl LoadProgress for Loading<'_> {
     }
 }
 
-/// The step's rows and the plan that goes with them.
-fn make_plan(config: &ModelConfig, manifest: &Manifest, options: &EngineOptions) -> Result<(usize, Plan)> {
+/// Tells the store what a token takes, and what earlier runs learned where that is wanted and to be had.
+fn learn(
+    options: &EngineOptions,
+    config: &ModelConfig,
+    manifest: &Manifest,
+    store: &Arc<ExpertStore>,
+    progress: &dyn Progress,
+) -> Option<Learned> {
+    let top_k = config.moe.as_ref()?.num_experts_per_token;
+    let Some(mut kept) = options.learn.then(|| Kept::load(manifest).ok()).flatten() else {
+        store.learn(top_k, &Histogram::new(0, 0, 0));
+        return None;
+    };
+    if let Some(notice) = kept.notice.take() {
+        progress.notice(&notice);
+    }
+    Some(Learned::start(kept, manifest, top_k, store))
+}
+
+/// The step's rows and the plan that goes with them; `slot`: bytes of an expert's slot.
+fn make_plan(config: &ModelConfig, manifest: &Manifest, slot: u64, options: &EngineOptions) -> Result<(usize, Plan)> {
     if options.step == Some(0) {
         return Err(Error::usage("--step 0: a step has at least one row"));
     }
@@ -240,7 +312,7 @@ fn make_plan(config: &ModelConfig, manifest: &Manifest, options: &EngineOptions)
     }
     let mut rows = options.step.unwrap_or(STEP_ROWS).min(options.context);
     let try_rows = |rows: usize| {
-        let needs = needs(config, manifest, options, rows);
+        let needs = needs(config, manifest, slot, options, rows);
         plan::plan(&needs, options.memory, options.expert_memory).map(|plan| (needs, plan))
     };
     loop {
@@ -258,7 +330,7 @@ fn make_plan(config: &ModelConfig, manifest: &Manifest, options: &EngineOptions)
 }
 
 /// What running `config`'s model takes, part by part.
-fn needs(config: &ModelConfig, manifest: &Manifest, options: &EngineOptions, rows: usize) -> Needs {
+fn needs(config: &ModelConfig, manifest: &Manifest, slot: u64, options: &EngineOptions, rows: usize) -> Needs {
     let experts = manifest.experts.as_ref();
     let all = experts.map_or(0, |experts| (experts.moe_layers.len() * experts.num_experts) as u64);
     let top_k = config.moe.as_ref().map_or(0, |moe| moe.num_experts_per_token as u64);
@@ -268,7 +340,7 @@ fn needs(config: &ModelConfig, manifest: &Manifest, options: &EngineOptions, row
         states: Sequence::state_bytes(config),
         latent_cache: Sequence::latent_cache_bytes(config, options.context),
         activations: Scratch::planned_bytes(config, rows) + logits,
-        slot: if all > 0 { ExpertStore::slot_bytes(manifest) } else { 0 },
+        slot,
         slots_min: top_k,
         slots_max: all,
         fixed: FIXED_BYTES

@@ -26,6 +26,7 @@ fn demo() -> String {
 fn deltafin(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_deltafin"));
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
     command
 }
 

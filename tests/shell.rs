@@ -11,6 +11,7 @@ use tempfile::TempDir;
 fn deltafin(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_deltafin"));
     command.args(args).stdin(Stdio::null()).env_remove("NO_COLOR");
+    command.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
     command
 }
 
@@ -36,7 +37,7 @@ fn ends_with(args: &[&str], code: i32) -> (String, String) {
     (out, err)
 }
 
-const COMMANDS: [&str; 7] = ["run", "demo", "logits", "inspect", "tokenize", "completions", "man"];
+const COMMANDS: [&str; 8] = ["run", "demo", "logits", "inspect", "pack", "tokenize", "completions", "man"];
 
 #[test]
 fn help_is_on_stdout_and_no_failure() {

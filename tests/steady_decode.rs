@@ -46,16 +46,11 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn decoding_allocates_nothing_large() {
     const LIMIT: usize = 1 << 20;
+    // Few slots, so that experts are evicted and read again.
     let options = EngineOptions {
-        model: Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/demo-model"),
-        memory: None,
-        // Few slots, so that experts are evicted and read again.
         expert_memory: Some(1 << 20),
         threads: Some(2),
-        isa: None,
-        step: None,
-        context: 400,
-        direct: true,
+        ..EngineOptions::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/demo-model"), 400)
     };
     let engine = Engine::open(&options, &(), &Interrupt::new()).expect("opens");
     let mut session = engine.session().expect("a session");

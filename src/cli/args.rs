@@ -78,6 +78,22 @@ pub struct EngineArgs {
     /// Read through the page cache
     #[arg(long)]
     pub no_direct: bool,
+    /// Directories on other drives that `deltafin pack` wrote experts to
+    #[arg(long, value_name = "ROOT", num_args = 1..)]
+    pub experts: Vec<PathBuf>,
+    /// Neither use nor keep the record of which experts this model uses most
+    ///
+    /// The record is one small file a model, `uses-…` in $XDG_CACHE_HOME/deltafin (~/.cache/deltafin, on macOS
+    /// ~/Library/Caches/deltafin). It holds counts and nothing of any text, and never leaves this computer. Removing it
+    /// does no harm.
+    #[arg(long)]
+    pub no_learn: bool,
+    /// Do not read experts before the router has asked for them
+    #[arg(long)]
+    pub no_lookahead: bool,
+    /// Compare every expert read from a --experts root with its checksum
+    #[arg(long)]
+    pub verify_reads: bool,
 }
 
 impl EngineArgs {
@@ -92,6 +108,10 @@ impl EngineArgs {
             step: self.step,
             context,
             direct: !self.no_direct,
+            experts: self.experts.clone(),
+            learn: !self.no_learn,
+            lookahead: !self.no_lookahead,
+            verify_reads: self.verify_reads,
         }
     }
 }

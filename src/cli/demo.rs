@@ -124,6 +124,12 @@ impl DemoArgs {
         if engine.no_direct {
             line.push("--no-direct".into());
         }
+        if engine.no_learn {
+            line.push("--no-learn".into());
+        }
+        if engine.no_lookahead {
+            line.push("--no-lookahead".into());
+        }
         line
     }
 }

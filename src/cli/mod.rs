@@ -8,6 +8,7 @@ mod inspect;
 mod logits;
 mod man;
 pub mod output;
+mod pack;
 mod prompt;
 mod run;
 mod synth;
@@ -18,9 +19,10 @@ use std::ffi::{OsStr, OsString};
 
 use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::engine::{Engine, EngineOptions};
+use crate::engine::{Engine, EngineOptions, Survey};
 use crate::error::Result;
 use crate::interrupt::Interrupt;
+use crate::learned::Kept;
 
 /// Help is not wrapped to fewer columns, nor laid out on more.
 const COLUMNS_MIN: usize = 20;
@@ -83,6 +85,8 @@ pub enum Command {
     Inspect(inspect::InspectArgs),
     /// Text to token ids and back
     Tokenize(tokenize::TokenizeArgs),
+    /// Write experts to one file each on drive roots, and the trunk to one file
+    Pack(pack::PackArgs),
     /// Make a synthetic checkpoint
     Synth(synth::SynthArgs),
     /// Shell completions to stdout
@@ -100,18 +104,26 @@ pub fn dispatch(cli: &Cli, interrupt: &Interrupt) -> Result<()> {
         Command::Run(args) => run::run(args, &cli.shown, interrupt),
         Command::Demo(args) => demo::run(args, &cli.shown, interrupt),
         Command::Logits(args) => logits::run(args, &cli.shown, interrupt),
-        Command::Inspect(args) => inspect::run(args, &cli.shown),
+        Command::Inspect(args) => inspect::run(args, &cli.shown, interrupt),
         Command::Tokenize(args) => tokenize::run(args, &cli.shown, interrupt),
+        Command::Pack(args) => pack::run(args, &cli.shown, interrupt),
         Command::Synth(args) => synth::run(args, &cli.shown, interrupt),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => man::run(args),
     }
 }
 
-/// The memory plan on stderr with `-v`, before anything is loaded.
+/// With `-v`: the memory plan and what earlier runs learned on stderr, before anything is loaded.
 fn show_plan(options: &EngineOptions, shown: &args::Shown) -> Result<()> {
     if shown.verbose > 0 {
-        output::stderr(format_args!("memory plan\n{}", Engine::survey(options)?.plan));
+        let Survey { config, manifest, plan, .. } = Engine::survey(options)?;
+        output::stderr(format_args!("memory plan\n{plan}"));
+        if let Some(moe) = config.moe.filter(|_| options.learn) {
+            let kept = Kept::load(&manifest).and_then(|kept| kept.make_folder().map(|()| kept));
+            let line =
+                kept.map_or_else(|error| format!("not kept: {error}"), |kept| kept.line(moe.num_experts_per_token));
+            output::stderr(format_args!("expert use counts: {line}"));
+        }
     }
     Ok(())
 }

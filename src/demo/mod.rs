@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
+use crate::user_cache;
 
 /// A file of the model, by its name in the directory.
 struct Embedded {
@@ -81,10 +82,7 @@ pub fn looked_at_bytes() -> u64 {
     LOOKED_AT.load(Ordering::Relaxed)
 }
 
-/// Where the model may be unpacked, best first. A relative path in the environment does not count, as XDG says.
+/// Where the model may be unpacked, best first.
 fn parents() -> impl Iterator<Item = PathBuf> {
-    let directory = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let in_home = if cfg!(target_os = "macos") { "Library/Caches" } else { ".cache" };
-    let cache = directory("XDG_CACHE_HOME").or_else(|| directory("HOME").map(|home| home.join(in_home)));
-    cache.into_iter().chain([env::temp_dir()]).map(|parent| parent.join("deltafin"))
+    user_cache::directory().into_iter().chain([env::temp_dir().join("deltafin")])
 }

@@ -162,7 +162,12 @@ impl Observer for Watch<'_> {
         self.progress.prefill(self.done, self.total, layer + 1, layers, self.engine.expert_bytes_read());
     }
 
+    fn guess(&mut self, layer: usize, experts: &[u16]) {
+        self.inner.guess(layer, experts);
+    }
+
     fn routes(&mut self, layer: usize, routes: &crate::model::Routes) {
+        self.engine.record_routes(layer, routes);
         self.inner.routes(layer, routes);
     }
 }

@@ -46,6 +46,11 @@ impl Reporter {
         Self { quiet: false, screen: Some(screen), thread }
     }
 
+    /// `done` of `total` bytes of long work with files are done; `what` names it (`packing`).
+    pub fn working(&self, what: &'static str, done: u64, total: u64) {
+        self.update(Figures::Work { what, done, total });
+    }
+
     /// Clears what is shown, before the answer begins.
     pub fn finish(&self) {
         if let Some(screen) = &self.screen {

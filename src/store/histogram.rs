@@ -87,6 +87,16 @@ impl Histogram {
         self.learned.iter().chain(&self.new).all(|count| *count == 0)
     }
 
+    /// Whether this run has added anything since the last save.
+    pub fn has_news(&self) -> bool {
+        self.new.iter().any(|count| *count > 0)
+    }
+
+    /// Uses that are remembered of the layer with the most.
+    pub fn layer_uses(&self) -> u64 {
+        self.learned.chunks(self.experts.max(1)).map(total).max().unwrap_or(0)
+    }
+
     /// Layers, and experts of a layer.
     pub fn shape(&self) -> (usize, usize) {
         (self.layers, self.experts)
