@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::avx2;
 use super::lanes::Lanes;
-use super::scalar::{E2M1, E8M0};
+use super::scalar::MXFP4;
 
 /// Sixteen floats.
 #[derive(Clone, Copy)]
@@ -28,7 +28,7 @@ unsafe fn widen(bf16: __m256i) -> Avx512 {
 unsafe impl Lanes for Avx512 {
     const REGISTERS: usize = 32;
 
-    type Mxfp4Table = __m512;
+    type Mxfp4Table = &'static [f32; 16];
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
@@ -61,13 +61,12 @@ unsafe impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn mxfp4_table(scale: u8) -> __m512 {
-        // SAFETY: the CPU has the instructions, by the trait's contract; E2M1 has sixteen floats.
-        unsafe { _mm512_mul_ps(_mm512_loadu_ps(E2M1.as_ptr()), _mm512_set1_ps(E8M0[usize::from(scale)])) }
+    unsafe fn mxfp4_table(scale: u8) -> &'static [f32; 16] {
+        &MXFP4.0[usize::from(scale)]
     }
 
     #[inline(always)]
-    unsafe fn load_mxfp4(p: *const u8, table: __m512) -> Self {
+    unsafe fn load_mxfp4(p: *const u8, table: &'static [f32; 16]) -> Self {
         // SAFETY: the CPU has the instructions, and eight bytes are readable, by the trait's contract.
         unsafe {
             // Every quarter of the register sees all eight bytes. It takes its two, each twice, one a lane, and shifts the
@@ -76,7 +75,7 @@ unsafe impl Lanes for Avx512 {
             let spread = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
             let twins = _mm512_shuffle_epi8(all, spread);
             let code = _mm512_srlv_epi32(twins, _mm512_set1_epi64(4 << 32));
-            Self(_mm512_permutexvar_ps(code, table))
+            Self(_mm512_permutexvar_ps(code, _mm512_load_ps(table.as_ptr())))
         }
     }
 
@@ -182,6 +181,33 @@ unsafe impl Lanes for Avx512 {
         unsafe {
             let eight = _mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0));
             avx2::tree_sum(eight)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sum_each([a, b, c, d]: [Self; 4]) -> [f32; 4] {
+        // SAFETY: the CPU has the instructions, by the trait's contract; the array has room for four floats.
+        unsafe {
+            // Quarters 0 and 2, 1 and 3 of each: lanes i and i + 8.
+            let ab = _mm512_add_ps(
+                _mm512_shuffle_f32x4::<0b01_00_01_00>(a.0, b.0),
+                _mm512_shuffle_f32x4::<0b11_10_11_10>(a.0, b.0),
+            );
+            let cd = _mm512_add_ps(
+                _mm512_shuffle_f32x4::<0b01_00_01_00>(c.0, d.0),
+                _mm512_shuffle_f32x4::<0b11_10_11_10>(c.0, d.0),
+            );
+            // Lanes i and i + 4, which leaves a quarter for each of the four.
+            let four = _mm512_add_ps(
+                _mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd),
+                _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd),
+            );
+            let two = _mm512_add_ps(four, _mm512_permute_ps::<0b01_00_11_10>(four));
+            let one = _mm512_add_ps(two, _mm512_permute_ps::<0b10_11_00_01>(two));
+            let first = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+            let mut sums = [0.0; 4];
+            _mm_storeu_ps(sums.as_mut_ptr(), _mm512_castps512_ps128(_mm512_permutexvar_ps(first, one)));
+            sums
         }
     }
 }

@@ -63,6 +63,12 @@ pub(super) unsafe trait Lanes: Copy {
     unsafe fn split_exponent(self) -> (Self, Self);
     /// The fixed tree: lanes i and i+8 added, then i and i+4, i+2, i+1.
     unsafe fn sum(self) -> f32;
+    /// [`Lanes::sum`] of each.
+    #[inline(always)]
+    unsafe fn sum_each(v: [Self; 4]) -> [f32; 4] {
+        // SAFETY: by the trait's contract.
+        unsafe { [v[0].sum(), v[1].sum(), v[2].sum(), v[3].sum()] }
+    }
 }
 
 /// Asks for the cache line at `p` to be brought to the second-level cache. Any address will do: a bad one is ignored.
