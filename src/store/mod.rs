@@ -28,14 +28,13 @@ use std::time::{Duration, Instant};
 
 use self::catalog::Catalog;
 use self::drive::Drive;
-use self::reader::Disk;
 use self::slots::Slots;
 use crate::checkpoint::Manifest;
 use crate::error::{Error, Result};
 use crate::interrupt::Interrupt;
 
 pub(crate) use self::files::Files;
-pub(crate) use self::reader::{System, Tally};
+pub(crate) use self::reader::{Disk, System, Tally};
 pub use self::request::{Expert, Request};
 pub(crate) use self::slab::{ALIGN, Region};
 pub(crate) use self::volume::Volumes;
@@ -168,6 +167,11 @@ impl ExpertStore {
     /// What has not begun is dropped when the layer's [`ExpertStore::request`] does not name it.
     pub fn lookahead(&self, layer: u16, experts: &[u16]) {
         let _ = (layer, experts);
+    }
+
+    /// Forgets the experts in memory that no request holds; what is being read arrives nevertheless.
+    pub fn clear(&self) {
+        self.slots.lock().table.clear();
     }
 
     /// Counters so far.
