@@ -220,6 +220,38 @@ impl Engine {
         self.store.as_ref().map(|store| store.stats()).unwrap_or_default()
     }
 
+    /// Computes on `threads` threads from now on.
+    ///
+    /// # Errors
+    /// As [`Compute::new`].
+    pub fn set_threads(&mut self, threads: usize) -> Result<()> {
+        if threads != self.threads() {
+            let isa = self.isa_name().parse()?;
+            self.compute = Compute::new(Some(isa), threads, self.interrupt.clone())?;
+        }
+        Ok(())
+    }
+
+    /// Takes steps of at most `rows` rows from now on. More than were planned for may not fit in memory.
+    ///
+    /// # Errors
+    /// Kind `Memory` when the buffers cannot be allocated, which leaves an engine that takes no step.
+    pub fn set_step_rows(&mut self, rows: usize) -> Result<()> {
+        let scratch = self.scratch.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if rows != scratch.rows_max() {
+            *scratch = Scratch::new(self.model.config(), 0)?; // lets go of the old buffers first
+            *scratch = Scratch::new(self.model.config(), rows)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets the experts in memory.
+    pub fn clear_experts(&self) {
+        if let Some(store) = &self.store {
+            store.clear();
+        }
+    }
+
     /// A new, empty sequence with room for the planned context.
     ///
     /// # Errors

@@ -37,7 +37,7 @@ fn ends_with(args: &[&str], code: i32) -> (String, String) {
     (out, err)
 }
 
-const COMMANDS: [&str; 8] = ["run", "demo", "logits", "inspect", "pack", "tokenize", "completions", "man"];
+const COMMANDS: [&str; 9] = ["run", "demo", "bench", "logits", "inspect", "pack", "tokenize", "completions", "man"];
 
 #[test]
 fn help_is_on_stdout_and_no_failure() {
@@ -46,7 +46,9 @@ fn help_is_on_stdout_and_no_failure() {
         assert!(COMMANDS.iter().all(|name| out.contains(name)) && err.is_empty(), "{out}{err}");
     }
     let (out, _) = ends_with(&["--version"], 0);
-    assert_eq!(out, format!("deltafin {}\n", env!("CARGO_PKG_VERSION")));
+    let commit = out.strip_prefix(concat!("deltafin ", env!("CARGO_PKG_VERSION"), " (")).expect("name and version");
+    let commit = commit.strip_suffix(")\n").expect("the commit in brackets");
+    assert!(commit == "unknown" || commit.len() == 12 && commit.bytes().all(|b| b.is_ascii_hexdigit()), "{commit}");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! What could be piped goes to stdout, everything else to stderr.
 
 pub mod args;
+mod bench;
 mod completions;
 mod demo;
 mod inspect;
@@ -28,9 +29,12 @@ use crate::learned::Kept;
 const COLUMNS_MIN: usize = 20;
 const COLUMNS_MAX: usize = 100;
 
+/// The version, with the commit it was built from.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("DELTAFIN_COMMIT_SHORT"), ")");
+
 /// Run Kimi K3, whole and unaltered, on this machine
 #[derive(Debug, Parser)]
-#[command(name = "deltafin", version, max_term_width = COLUMNS_MAX, infer_subcommands = false)]
+#[command(name = "deltafin", version = VERSION, max_term_width = COLUMNS_MAX, infer_subcommands = false)]
 pub struct Cli {
     /// What to do
     #[command(subcommand)]
@@ -79,6 +83,8 @@ pub enum Command {
     Run(run::RunArgs),
     /// Run the embedded small model through the whole path
     Demo(demo::DemoArgs),
+    /// Measure prefill and decode speed, bytes read, and what the machine can do
+    Bench(bench::BenchArgs),
     /// Logits or log-likelihood of given tokens or text
     Logits(logits::LogitsArgs),
     /// What a model directory is, what is missing, and the memory plan
@@ -103,6 +109,7 @@ pub fn dispatch(cli: &Cli, interrupt: &Interrupt) -> Result<()> {
     match &cli.command {
         Command::Run(args) => run::run(args, &cli.shown, interrupt),
         Command::Demo(args) => demo::run(args, &cli.shown, interrupt),
+        Command::Bench(args) => bench::run(args, &cli.shown, interrupt),
         Command::Logits(args) => logits::run(args, &cli.shown, interrupt),
         Command::Inspect(args) => inspect::run(args, &cli.shown, interrupt),
         Command::Tokenize(args) => tokenize::run(args, &cli.shown, interrupt),

@@ -2,7 +2,7 @@
 
 use crate::engine::{Engine, Progress};
 use crate::error::{Error, Result};
-use crate::model::{Observer, Segment, Sequence};
+use crate::model::{Mark, Observer, Segment, Sequence};
 
 /// Rows whose logits are computed at a time when every position is wanted.
 pub(crate) const LOGIT_ROWS: usize = 16;
@@ -106,6 +106,22 @@ impl<'a> Session<'a> {
     /// Whether nothing was fed yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Marks the place reached, for [`Session::rewind`].
+    ///
+    /// # Errors
+    /// As [`Sequence::mark`].
+    pub fn mark(&self) -> Result<Mark> {
+        self.sequence.mark()
+    }
+
+    /// Goes back to `mark`.
+    ///
+    /// # Errors
+    /// As [`Sequence::rewind`].
+    pub fn rewind(&mut self, mark: &Mark) -> Result<()> {
+        self.sequence.rewind(mark)
     }
 
     /// The state behind it.

@@ -21,7 +21,7 @@ use crate::trunk::Tensor;
 
 pub use router::Routes;
 pub use scratch::Scratch;
-pub use sequence::Sequence;
+pub use sequence::{Mark, Sequence};
 pub use step::Segment;
 
 /// What a step runs on.

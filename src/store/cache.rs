@@ -301,6 +301,27 @@ impl<M> Table<M> {
         }
     }
 
+    /// Empties every slot that is ready and wanted by nobody.
+    pub(crate) fn clear(&mut self) {
+        for slot in 0..self.slots.len() as u32 {
+            let entry = &self.slots[slot as usize];
+            let State::Ready(memory) = &entry.state else { continue };
+            if entry.pins > 0 || entry.reservations > 0 || Arc::strong_count(memory) > 1 {
+                continue;
+            }
+            self.unlist(slot);
+            self.policy.withdraw(slot);
+            let entry = &mut self.slots[slot as usize];
+            if let State::Ready(memory) = std::mem::replace(&mut entry.state, State::Moving) {
+                let memory = Arc::into_inner(memory).expect("an unpinned slot is referred to by nobody");
+                entry.state = State::Empty(memory);
+            }
+            let expert = std::mem::replace(&mut entry.expert, NONE);
+            self.slot_of[expert as usize] = NONE;
+            self.empty.push(slot);
+        }
+    }
+
     fn hold(&self, slot: u32) -> Hold {
         Hold { slot, generation: self.slots[slot as usize].generation }
     }

@@ -34,7 +34,6 @@ use self::drive::Readers;
 use self::histogram::Histogram;
 use self::lookahead::Guess;
 use self::packed::PackedRoot;
-use self::reader::Disk;
 use self::slots::{Fill, Reading, SlotState, Slots};
 use crate::checkpoint::Manifest;
 use crate::error::{Error, Result};
@@ -42,7 +41,7 @@ use crate::interrupt::Interrupt;
 
 pub(crate) use self::check::reserved_scale;
 pub(crate) use self::files::{Files, Names};
-pub(crate) use self::reader::{System, Tally};
+pub(crate) use self::reader::{Disk, System, Tally};
 pub use self::request::{Expert, Request};
 pub(crate) use self::sealed::checksum;
 pub(crate) use self::slab::{ALIGN, Region};
@@ -255,6 +254,11 @@ impl ExpertStore {
             state.ahead.settled(guessed, useful.len());
         }
         useful
+    }
+
+    /// Forgets the experts in memory that no request holds; what is being read arrives nevertheless.
+    pub fn clear(&self) {
+        self.slots.lock().table.clear();
     }
 
     /// Counters so far.
