@@ -59,8 +59,12 @@ thread_local! {
 
 impl Scratch {
     fn new() -> Box<Self> {
-        // SAFETY: zeroes are floats.
-        unsafe { Box::new_zeroed().assume_init() }
+        let mut scratch = Box::<Self>::new_uninit();
+        // SAFETY: the whole value is written, and zeroes are floats.
+        unsafe {
+            scratch.as_mut_ptr().write_bytes(0, 1);
+            scratch.assume_init()
+        }
     }
 }
 
