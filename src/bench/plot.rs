@@ -166,7 +166,7 @@ mod tests {
         let odd =
             Drive { path: "a <b> & \"c\"\n".into(), points: vec![(0.0, f64::NAN), (1.0, f64::INFINITY), (2.0, 1.0)] };
         let idle = Drive { points: Vec::new(), ..odd.clone() };
-        for drives in [vec![], vec![odd], vec![idle]] {
+        for drives in [vec![], vec![odd.clone()], vec![idle]] {
             let picture = svg(&[], &drives);
             assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n"), "{picture}");
             assert!(!picture.contains("NaN") && !picture.contains("inf"), "{picture}");
