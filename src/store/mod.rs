@@ -45,7 +45,7 @@ pub(crate) use self::reader::{Disk, System, Tally};
 pub use self::request::{Expert, Request};
 pub(crate) use self::sealed::checksum;
 pub(crate) use self::slab::{ALIGN, Region};
-pub(crate) use self::volume::Volumes;
+pub(crate) use self::volume::{Volume, Volumes, device_name};
 
 /// How long the end waits for reads in flight; one that takes longer is left behind.
 const SHUTDOWN: Duration = Duration::from_millis(500);

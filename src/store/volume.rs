@@ -80,6 +80,25 @@ impl Volumes {
     }
 }
 
+/// Name of the physical device that `path` is on, such as `nvme0n1`; its number where the system gives no name.
+///
+/// # Errors
+/// Kind `Model` when there is no such path.
+pub(crate) fn device_name(path: &Path) -> Result<String> {
+    let device = device_of(path)?;
+    #[cfg(target_os = "linux")]
+    {
+        let (major, minor) = (libc::major(device), libc::minor(device));
+        let node = std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok();
+        if let Some(name) = node.as_deref().and_then(Path::file_name) {
+            return Ok(name.display().to_string());
+        }
+        Ok(format!("{major}:{minor}"))
+    }
+    #[cfg(not(target_os = "linux"))]
+    Ok(device.to_string())
+}
+
 /// The physical device that `path` is on.
 fn device_of(path: &Path) -> Result<u64> {
     std::fs::metadata(path).map(|metadata| whole_device(metadata.dev())).map_err(|cause| unopened(path, &cause))
