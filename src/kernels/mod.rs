@@ -9,6 +9,7 @@ mod attention;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod buffer;
 mod compute;
 mod conv;
 mod disjoint;

@@ -8,27 +8,6 @@ use std::ops::Range;
 use super::super::disjoint::Disjoint;
 use super::super::lanes::LANES;
 
-/// A cache line of activations.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([f32; LANES]);
-
-/// Memory for packed activations, kept from call to call.
-#[derive(Default)]
-pub(in super::super) struct Buffer(Vec<Line>);
-
-impl Buffer {
-    /// `n` floats, a multiple of sixteen, from the start of a cache line. They hold what was left there.
-    pub(super) fn floats(&mut self, n: usize) -> &mut [f32] {
-        let lines = n / LANES;
-        if self.0.len() < lines {
-            self.0.resize(lines, Line([0.0; LANES]));
-        }
-        // SAFETY: a line is sixteen floats without padding, and there are `lines` of them, borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), lines * LANES) }
-    }
-}
-
 /// How `rows` activation rows of `cols` columns are packed: tile after tile, in a tile sixteen columns after sixteen
 /// columns, of those row after row. Columns missing from the last sixteen are +0.0.
 #[derive(Clone, Copy)]
