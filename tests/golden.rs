@@ -57,16 +57,7 @@ fn golden_dir(name: &str) -> PathBuf {
 }
 
 fn open(model: PathBuf) -> Engine {
-    let options = EngineOptions {
-        model,
-        memory: Some(1 << 30),
-        expert_memory: None,
-        threads: Some(2),
-        isa: None,
-        step: None,
-        context: 256,
-        direct: true,
-    };
+    let options = EngineOptions { memory: Some(1 << 30), threads: Some(2), ..EngineOptions::new(model, 256) };
     Engine::open(&options, &(), &Interrupt::new()).expect("the model opens")
 }
 

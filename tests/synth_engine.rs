@@ -32,16 +32,7 @@ impl Observer for Seen {
 }
 
 fn open(dir: &Path, context: usize) -> Engine {
-    let options = EngineOptions {
-        model: dir.to_owned(),
-        memory: None,
-        expert_memory: None,
-        threads: Some(2),
-        isa: None,
-        step: Some(64),
-        context,
-        direct: false,
-    };
+    let options = EngineOptions { threads: Some(2), step: Some(64), direct: false, ..EngineOptions::new(dir, context) };
     Engine::open(&options, &(), &Interrupt::new()).unwrap()
 }
 

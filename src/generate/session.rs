@@ -2,7 +2,7 @@
 
 use crate::engine::{Engine, Progress};
 use crate::error::{Error, Result};
-use crate::model::{Observer, Segment, Sequence};
+use crate::model::{Mark, Observer, Segment, Sequence};
 
 /// Rows whose logits are computed at a time when every position is wanted.
 pub(crate) const LOGIT_ROWS: usize = 16;
@@ -48,6 +48,7 @@ impl<'a> Session<'a> {
         let mut done = 0;
         for step in ids.chunks(scratch.rows_max()) {
             let mut watch = Watch { inner: observer, progress, engine, done, total: ids.len() };
+            watch.begin();
             let segment = Segment { sequence: &mut self.sequence, tokens: step, tentative: false };
             engine.model().forward(engine.machine(), &mut [segment], &mut scratch, &mut watch)?;
             done += step.len();
@@ -79,6 +80,7 @@ impl<'a> Session<'a> {
         let mut done = 0;
         for step in ids.chunks(scratch.rows_max()) {
             let mut watch = Watch { inner: &mut (), progress, engine, done, total: ids.len() };
+            watch.begin();
             let segment = Segment { sequence: &mut self.sequence, tokens: step, tentative: false };
             engine.model().forward(engine.machine(), &mut [segment], &mut scratch, &mut watch)?;
             done += step.len();
@@ -104,6 +106,22 @@ impl<'a> Session<'a> {
     /// Whether nothing was fed yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Marks the place reached, for [`Session::rewind`].
+    ///
+    /// # Errors
+    /// As [`Sequence::mark`].
+    pub fn mark(&self) -> Result<Mark> {
+        self.sequence.mark()
+    }
+
+    /// Goes back to `mark`.
+    ///
+    /// # Errors
+    /// As [`Sequence::rewind`].
+    pub fn rewind(&mut self, mark: &Mark) -> Result<()> {
+        self.sequence.rewind(mark)
     }
 
     /// The state behind it.
@@ -145,6 +163,14 @@ struct Watch<'a> {
     total: usize,
 }
 
+impl Watch<'_> {
+    /// A step's first layer may take minutes: the phase is told before it, not after.
+    fn begin(&self) {
+        let layers = self.engine.config().layers.len();
+        self.progress.prefill(self.done, self.total, 0, layers, self.engine.expert_bytes_read());
+    }
+}
+
 impl Observer for Watch<'_> {
     fn layer(&mut self, layer: usize, hidden: &[f32]) {
         self.inner.layer(layer, hidden);
@@ -152,7 +178,12 @@ impl Observer for Watch<'_> {
         self.progress.prefill(self.done, self.total, layer + 1, layers, self.engine.expert_bytes_read());
     }
 
+    fn guess(&mut self, layer: usize, experts: &[u16]) {
+        self.inner.guess(layer, experts);
+    }
+
     fn routes(&mut self, layer: usize, routes: &crate::model::Routes) {
+        self.engine.record_routes(layer, routes);
         self.inner.routes(layer, routes);
     }
 }

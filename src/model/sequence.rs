@@ -55,6 +55,14 @@ pub(super) struct MlaState {
     pub(super) cache: Vec<f32>,
 }
 
+/// A place in a sequence to come back to: its length, and a copy of what later rows overwrite.
+#[derive(Default)]
+pub struct Mark {
+    len: usize,
+    /// State and convolution tails of each KDA layer.
+    kda: Vec<(Vec<f32>, [Vec<f32>; 3])>,
+}
+
 impl Sequence {
     /// An empty sequence with room for `context` tokens.
     ///
@@ -170,6 +178,46 @@ impl Sequence {
         self.torn = false;
         self.pending = 0;
         self.len += n;
+        Ok(())
+    }
+
+    /// Marks the place reached; takes as much memory again as the states that do not grow with the context.
+    ///
+    /// # Errors
+    /// For a sequence with uncommitted rows, or left half-updated by an error.
+    pub fn mark(&self) -> Result<Mark> {
+        self.check_room(0)?;
+        let states = self.layers.iter().filter_map(|layer| match layer {
+            LayerState::Kda(kda) => Some((kda.state.clone(), kda.conv.clone())),
+            LayerState::Mla(_) => None,
+        });
+        Ok(Mark { len: self.len, kda: states.collect() })
+    }
+
+    /// Goes back to `mark`, which was taken of this sequence at a length that it still has; what came after is forgotten,
+    /// and so is an error that left the sequence half-updated.
+    ///
+    /// # Errors
+    /// For a mark beyond the sequence's end or of another model's sequence.
+    pub fn rewind(&mut self, mark: &Mark) -> Result<()> {
+        let kda = self.layers.iter_mut().filter_map(|layer| match layer {
+            LayerState::Kda(kda) => Some(kda),
+            LayerState::Mla(_) => None,
+        });
+        let kda: Vec<_> = kda.collect();
+        let fits = kda.len() == mark.kda.len()
+            && kda.iter().zip(&mark.kda).all(|(kda, (state, _))| kda.state.len() == state.len());
+        if mark.len > self.len || !fits {
+            return Err(Error::other(format!(
+                "cannot go back to {} tokens in a sequence of {}: not a place of this sequence",
+                mark.len, self.len
+            )));
+        }
+        for (kda, (state, conv)) in kda.into_iter().zip(&mark.kda) {
+            kda.state.copy_from_slice(state);
+            kda.conv.iter_mut().zip(conv).for_each(|(to, from)| to.copy_from_slice(from));
+        }
+        (self.len, self.pending, self.torn) = (mark.len, 0, false);
         Ok(())
     }
 
