@@ -22,7 +22,7 @@ use self::transposed::Transposed;
 use super::buffer::Buffer;
 use super::disjoint::Disjoint;
 use super::lanes::{Kernel, LANES, Lanes};
-use super::{Compute, Isa, Matrix, Weights};
+use super::{Compute, Matrix, Weights};
 
 /// `$body` with `$weights` as the matrix's format.
 macro_rules! with_format {

@@ -83,7 +83,12 @@ impl<F: Format> Transposed<'_, F> {
     /// # Safety
     /// As of [`Kernel::run`].
     #[inline(always)]
-    unsafe fn tile<L: Lanes, const C: usize, const T: usize, const AHEAD: bool>(self, column: usize, t: usize, part: usize) {
+    unsafe fn tile<L: Lanes, const C: usize, const T: usize, const AHEAD: bool>(
+        self,
+        column: usize,
+        t: usize,
+        part: usize,
+    ) {
         let mut x = [self.x; T];
         let mut y = [0; T];
         for i in 0..T {
@@ -101,7 +106,7 @@ impl<F: Format> Transposed<'_, F> {
                     }
                 }
                 let mut w = [L::splat(0.0); C];
-for c in 0..C {
+                for c in 0..C {
                     let column = column + c * LANES;
                     w[c] = if part > 0 {
                         F::load_part::<L>(row, column, part)
