@@ -2,6 +2,7 @@
 
 mod disk;
 mod failure;
+mod replicas;
 mod service;
 mod warm;
 
