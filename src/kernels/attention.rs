@@ -23,8 +23,6 @@ const KEYS_TOGETHER: usize = BLOCKS * KEYS;
 const ROWS: usize = 4;
 /// Queries that do: heads × rows.
 const QUERIES: usize = 96;
-/// Bytes that a prefetch brings.
-const LINE_BYTES: usize = 64;
 /// Queries of a tile, between which their lanes alternate.
 const TILE: usize = 4;
 

@@ -16,13 +16,13 @@ use std::sync::PoisonError;
 
 use self::dot::Product;
 use self::format::{Bf16, F32, Format, GROUP, Mxfp4};
-use self::pack::Layout;
+use self::pack::{Layout, Pack};
 use self::panel::{Panels, ROWS, T_MAX};
 use self::transposed::Transposed;
 use super::buffer::Buffer;
 use super::disjoint::Disjoint;
 use super::lanes::{Kernel, LANES, Lanes};
-use super::{Compute, Isa, Matrix, Weights};
+use super::{Compute, Matrix, Weights};
 
 /// `$body` with `$weights` as the matrix's format.
 macro_rules! with_format {
@@ -235,10 +235,11 @@ impl Compute {
         let packed = Disjoint::new(x);
         let tiles = layouts[0].1.tiles();
         let pack = |i: usize| {
-            let (job, layout, start) = layouts[i / tiles];
-            let from = &job.x[t.start * job.x_stride..];
-            // SAFETY: each tile of each layout is in one task.
-            unsafe { layout.pack(i % tiles, from, job.x_stride, packed, start) };
+            let ((job, layout, start), tile) = (layouts[i / tiles], i % tiles);
+            let at = start + layout.floats(layout.tile(tile).start)..start + layout.floats(layout.tile(tile).end);
+            // SAFETY: tiles are disjoint, and each tile of each layout is in one task.
+            let to = unsafe { packed.part(at) };
+            self.isa.run(Pack { layout, tile, x: &job.x[t.start * job.x_stride..], x_stride: job.x_stride, to });
         };
         if floats <= PACKED_SERIAL_MAX {
             (0..layouts.len() * tiles).for_each(pack);

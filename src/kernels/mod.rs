@@ -34,6 +34,7 @@ use std::str::FromStr;
 
 pub use compute::Compute;
 pub use elementwise::exp;
+pub use limits::thread_seconds;
 
 use crate::error::Error;
 
