@@ -2,6 +2,7 @@
 
 mod disk;
 mod failure;
+mod interleavings;
 mod replicas;
 mod service;
 mod warm;
