@@ -1,4 +1,4 @@
-//! `deltafin drives ROOT…` as a whole program.
+//! `deltafin drives` as a whole program.
 
 use std::fs;
 use std::path::Path;
@@ -109,4 +109,45 @@ fn an_interrupt_ends_it_at_once_and_leaves_no_file() {
     // Flushing what was written may take the drive a while; nothing else may.
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn on_paper_the_published_ladder_comes_out_and_the_engines_own_is_better() {
+    let ladder = |more: &[&str]| {
+        let mut args = vec!["--simulate", "13.6,7.1,7.1,5.7", "--shape", "k3", "--tokens", "10", "--output", "json"];
+        args.extend(more);
+        let output = run(&args);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        report["ladder"].as_array().unwrap().clone()
+    };
+    let in_turn = ladder(&["--in-turn"]);
+    let own = ladder(&[]);
+    for (number, published) in [0.427, 0.625, 0.786, 0.863].into_iter().enumerate() {
+        let rate = |ladder: &[serde_json::Value]| ladder[number]["tokens_per_s"].as_f64().unwrap();
+        assert!((rate(&in_turn) / published - 1.0).abs() < 0.05, "{}", in_turn[number]);
+        assert!(rate(&own) > 1.5 * rate(&in_turn), "{}", own[number]);
+        for field in ["drives", "gb_per_s", "busy_share", "hit_rate", "bytes_per_token"] {
+            assert!(own[number][field].is_number(), "{field}");
+        }
+    }
+}
+
+#[test]
+fn rates_and_shapes_that_are_none_are_refused_by_name() {
+    for (args, named) in [
+        (["--simulate", "13.6,0"], "--simulate"),
+        (["--simulate", "NaN"], "--simulate"),
+        (["--simulate", "1,,2"], "--simulate"),
+        (["--simulate", "-1"], "-1"),
+        (["--simulate", "1,inf"], "--simulate"),
+    ] {
+        let output = run(&args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(named), "{args:?}");
+    }
+    let output = run(&["--simulate", "1", "--shape", "/nonexistent"]);
+    assert_eq!(output.status.code(), Some(3));
+    let output = run(&["--simulate", "1", "--trace", "/nonexistent"]);
+    assert_eq!(output.status.code(), Some(4));
 }
