@@ -93,6 +93,8 @@ impl<'a> Request<'a> {
                     View::Failed(error) => break Err(error),
                     View::Filling | View::Lapsed => {}
                 }
+            } else if slots.replace_lost(&mut state) {
+                continue;
             }
             if self.store.readers.has_lost_one() {
                 break Err(Error::other("a reader thread ended unexpectedly"));
@@ -169,6 +171,9 @@ impl<'a> Request<'a> {
         }
         match reserved {
             Reserved::Present(hold) => {
+                if matches!(state.table.view(hold), View::Filling) {
+                    store.slots.promote_behind(hold);
+                }
                 let was_read = self.guessed.contains(&index);
                 state.misses += u64::from(first && was_read);
                 state.hits += u64::from(first && !was_read);

@@ -39,6 +39,10 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(60);
 const OVERDUE_MIN: Duration = Duration::from_secs(5);
 const OVERDUE_FACTOR: f64 = 20.0;
 
+/// Seconds by which a drive counts as further away while it waits after a failure, and while all its reads hang.
+const FAR_WHEN_DOWN: f64 = 1e6;
+const FAR_WHEN_STUCK: f64 = 1e9;
+
 /// Pieces at the end of another drive's queue that an idle drive looks at.
 const STEAL_DEPTH: usize = 8;
 
@@ -166,7 +170,22 @@ impl<J> DriveState<J> {
     }
 
     fn is_down(&self, now: Time) -> bool {
-        self.retry_at.is_some_and(|at| now < at)
+        self.retry_at.is_some_and(|at| now < at) || self.is_stuck()
+    }
+
+    /// Whether every read it can have under way hangs: what is queued for it would wait for them, however long ago it failed.
+    fn is_stuck(&self) -> bool {
+        self.flights.len() >= self.depth && self.flights.iter().all(|flight| flight.is_overdue)
+    }
+
+    /// Seconds until `bytes` more would be there; later than from any drive in order for one that is not.
+    fn arrival(&self, bytes: u64, ahead: bool, now: Time) -> f64 {
+        let far = match (self.is_stuck(), self.is_down(now)) {
+            (true, _) => FAR_WHEN_STUCK,
+            (false, true) => FAR_WHEN_DOWN,
+            (false, false) => 0.0,
+        };
+        self.finish(bytes, ahead, now) + far
     }
 
     fn queue(&mut self, piece: Piece<J>) {
@@ -240,6 +259,16 @@ impl<J> Schedule<J> {
         self.retries
     }
 
+    /// An expert is read from another copy, of another kind or because the bytes were wrong.
+    pub(crate) fn count_retry(&mut self) {
+        self.retries += 1;
+    }
+
+    /// Whether anything is queued that a further reader of `drive` may take.
+    pub(crate) fn has_more(&self, drive: usize) -> bool {
+        !self.drives[drive].ahead.is_empty() || self.drives.iter().any(|state| !state.demand.is_empty())
+    }
+
     /// Failures of `drive` since it last delivered.
     pub(crate) fn errors(&self, drive: usize) -> u32 {
         self.drives[drive].errors
@@ -247,10 +276,7 @@ impl<J> Schedule<J> {
 
     /// Seconds until `bytes` would have come from the best of `sites`; drives that are down count as far away.
     pub(crate) fn expected(&self, sites: &[u16], bytes: u64, ahead: bool, now: Time) -> f64 {
-        let of = |site: &u16| {
-            let drive = &self.drives[usize::from(*site)];
-            drive.finish(bytes, ahead, now) + if drive.is_down(now) { 1e6 } else { 0.0 }
-        };
+        let of = |site: &u16| self.drives[usize::from(*site)].arrival(bytes, ahead, now);
         sites.iter().map(of).fold(f64::INFINITY, f64::min)
     }
 
@@ -279,10 +305,7 @@ impl<J> Schedule<J> {
     fn place(&mut self, mut piece: Piece<J>, now: Time) -> Failed<J> {
         let what = &mut piece.what;
         let untried = (0..what.sites.len().min(SITES_MAX)).filter(|site| what.tried & 1 << site == 0);
-        let time = |site: &usize| {
-            let drive = &self.drives[usize::from(what.sites[*site])];
-            drive.finish(what.bytes, what.ahead, now) + if drive.is_down(now) { 1e6 } else { 0.0 }
-        };
+        let time = |site: &usize| self.drives[usize::from(what.sites[*site])].arrival(what.bytes, what.ahead, now);
         let best = untried.min_by(|a, b| time(a).total_cmp(&time(b)));
         let Some(site) = best else { return Failed::Lost(piece.job) };
         what.site = site as u8;
@@ -368,8 +391,11 @@ impl<J> Schedule<J> {
         let saturated = 2 * state.flights.len() >= state.depth;
         let Some(flight) = self.land(drive, ticket, now) else { return 0 };
         let state = &mut self.drives[drive];
-        state.rate.finished(flight.what.bytes, now, saturated);
-        if !flight.is_overdue {
+        if flight.is_overdue {
+            // How long it hung says nothing of the rate, which would otherwise keep the drive out of use for good.
+            state.rate.mark = now;
+        } else {
+            state.rate.finished(flight.what.bytes, now, saturated);
             (state.errors, state.retry_at) = (0, None);
         }
         if state.demand.len() < 2 {

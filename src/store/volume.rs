@@ -28,6 +28,8 @@ pub(crate) struct Volumes {
     pub list: Vec<Arc<Volume>>,
     /// `[files]`: index into `list`; `u16::MAX` for a file that is not used.
     pub of_file: Vec<u16>,
+    /// Those with drive roots alone that cannot be read now, by their place in `list`, and why: other drives may have it all.
+    pub unread: Vec<(usize, Error)>,
 }
 
 impl Volumes {
@@ -37,7 +39,7 @@ impl Volumes {
     /// # Errors
     /// Kind `Model` for a file that cannot be opened, `Io` for one that opens and cannot be read.
     pub(crate) fn open(files: &Arc<Files>, used: &[usize], direct: bool) -> Result<Self> {
-        let mut volumes = Self { list: Vec::new(), of_file: Vec::new() };
+        let mut volumes = Self { list: Vec::new(), of_file: Vec::new(), unread: Vec::new() };
         let mut found: Vec<(u64, usize)> = Vec::new(); // device, its largest file
         let mut roots: FxHashMap<usize, u64> = FxHashMap::default();
         let device = |path: &Path| files.device(path).map_err(|cause| unopened(path, &cause));
@@ -67,8 +69,14 @@ impl Volumes {
             }
             volumes.of_file[file] = volume as u16;
         }
-        for (volume, (_, largest)) in volumes.list.iter().zip(&found) {
-            volume.probe(*largest)?;
+        for (number, (_, largest)) in found.iter().enumerate() {
+            let has_shard = used
+                .iter()
+                .any(|file| usize::from(volumes.of_file[*file]) == number && files.names().root_of(*file).is_none());
+            match volumes.list[number].probe(*largest) {
+                Err(error) if !has_shard => volumes.unread.push((number, error)),
+                other => other?,
+            }
         }
         for &file in used {
             if files.names().root_of(file).is_none() {
