@@ -39,8 +39,10 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(60);
 const OVERDUE_MIN: Duration = Duration::from_secs(5);
 const OVERDUE_FACTOR: f64 = 20.0;
 
-/// Seconds by which a drive counts as further away while it waits after a failure, and while all its reads hang.
+/// Seconds by which a drive counts as further away while it waits after a failure, while it does so and a read of it hangs,
+/// and while all its reads hang.
 const FAR_WHEN_DOWN: f64 = 1e6;
+const FAR_WHEN_HANGING: f64 = 1e7;
 const FAR_WHEN_STUCK: f64 = 1e9;
 
 /// Pieces at the end of another drive's queue that an idle drive looks at.
@@ -84,6 +86,8 @@ struct What {
     group: u64,
     /// Drive of each copy.
     sites: Arc<[u16]>,
+    /// Drives of copies that the whole fill could be read from instead.
+    elsewhere: Drives,
     /// Copies that failed.
     tried: u32,
     /// The copy it is queued for.
@@ -178,10 +182,15 @@ impl<J> DriveState<J> {
         self.flights.len() >= self.depth && self.flights.iter().all(|flight| flight.is_overdue)
     }
 
+    fn is_hanging(&self) -> bool {
+        self.flights.iter().any(|flight| flight.is_overdue)
+    }
+
     /// Seconds until `bytes` more would be there; later than from any drive in order for one that is not.
     fn arrival(&self, bytes: u64, ahead: bool, now: Time) -> f64 {
         let far = match (self.is_stuck(), self.is_down(now)) {
             (true, _) => FAR_WHEN_STUCK,
+            (false, true) if self.is_hanging() => FAR_WHEN_HANGING,
             (false, true) => FAR_WHEN_DOWN,
             (false, false) => 0.0,
         };
@@ -294,7 +303,22 @@ impl<J> Schedule<J> {
         ahead: bool,
         now: Time,
     ) -> Drives {
-        let what = What { bytes, group, sites: Arc::clone(sites), tried: 0, site: 0, ahead };
+        self.submit_one_of(job, bytes, group, sites, 0, ahead, now)
+    }
+
+    /// As [`Schedule::submit`], with the drives where the whole fill could be read `elsewhere`, should the read hang.
+    #[expect(clippy::too_many_arguments, reason = "a piece has so many properties")]
+    pub(crate) fn submit_one_of(
+        &mut self,
+        job: J,
+        bytes: u64,
+        group: u64,
+        sites: &Arc<[u16]>,
+        elsewhere: Drives,
+        ahead: bool,
+        now: Time,
+    ) -> Drives {
+        let what = What { bytes, group, sites: Arc::clone(sites), elsewhere, tried: 0, site: 0, ahead };
         match self.place(Piece { job, what }, now) {
             Failed::Again(drives) => drives,
             Failed::Lost(_) => unreachable!("a piece has a copy somewhere"),
@@ -456,10 +480,12 @@ impl<J> Schedule<J> {
                     continue;
                 }
                 let what = &flight.what;
-                let elsewhere = (0..what.sites.len().min(SITES_MAX)).any(|site| {
-                    let other = usize::from(what.sites[site]);
-                    other != number && what.tried & 1 << site == 0 && !self.drives[other].is_down(now)
-                });
+                // One that failed a while ago may do it now; to wait for the end of its back-off would be to hang too.
+                let can = |other: usize| other != number && !self.drives[other].is_hanging();
+                let is_untried = |site: &usize| what.tried & 1 << site == 0;
+                let mut sites = (0..what.sites.len().min(SITES_MAX)).filter(is_untried);
+                let elsewhere = sites.any(|site| can(usize::from(what.sites[site])))
+                    || (0..self.drives.len()).any(|other| what.elsewhere & 1 << other != 0 && can(other));
                 if elsewhere {
                     groups.push(what.group);
                     self.drives[number].flights[at].is_overdue = true;

@@ -274,6 +274,7 @@ impl Fill {
         arrived.pieces.resize_with(lens.len() + 1, || None);
         arrived.pieces[lens.len()] = Some(memory); // what this expert leaves of the slot
         let sites: Arc<[u16]> = replicas.iter().map(|replica| slots.drive_of(*replica)).collect();
+        let elsewhere = others.iter().fold(0, |drives, other| drives | 1 << slots.drive_of(*other));
         let fill = Arc::new(Self {
             slots: Arc::clone(slots),
             index,
@@ -294,7 +295,7 @@ impl Fill {
             for (number, memory) in parts.into_iter().enumerate() {
                 let bytes = memory.len() as u64;
                 let job = Job { fill: Arc::clone(&fill), number, memory };
-                wake |= schedule.submit(job, bytes, group, &sites, ahead, now);
+                wake |= schedule.submit_one_of(job, bytes, group, &sites, elsewhere, ahead, now);
             }
             ((), wake)
         });
