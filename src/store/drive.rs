@@ -277,7 +277,7 @@ impl Shared {
     fn work(&self, drive: usize) {
         while let Some(Taken { ticket, mut job, site }) = self.next(drive) {
             if job.fill.is_vain() {
-                self.landed(drive, ticket);
+                self.lock().schedule.skipped(drive, ticket, self.now());
                 job.fill.arrive(job.number, job.memory, Ok(()));
                 continue;
             }

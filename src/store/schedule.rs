@@ -358,7 +358,7 @@ impl<J> Schedule<J> {
             piece
         };
         let state = &mut self.drives[drive];
-        if state.flights.is_empty() {
+        if state.flights.iter().all(|flight| flight.is_overdue) {
             state.rate.mark = now;
         }
         self.tickets += 1;
@@ -407,6 +407,11 @@ impl<J> Schedule<J> {
             state.idle_since = now;
         }
         Some(flight)
+    }
+
+    /// The piece of `ticket` was not read, for nobody waits for it: this says nothing of the drive.
+    pub(crate) fn skipped(&mut self, drive: usize, ticket: u64, now: Time) {
+        self.land(drive, ticket, now);
     }
 
     /// The read of `ticket` delivered. Returns idle drives that may now take over from a busy one.

@@ -70,12 +70,26 @@ impl Volumes {
             volumes.of_file[file] = volume as u16;
         }
         for (number, (_, largest)) in found.iter().enumerate() {
-            let has_shard = used
-                .iter()
-                .any(|file| usize::from(volumes.of_file[*file]) == number && files.names().root_of(*file).is_none());
-            match volumes.list[number].probe(*largest) {
-                Err(error) if !has_shard => volumes.unread.push((number, error)),
-                other => other?,
+            let on_it = |file: &usize| usize::from(volumes.of_file[*file]) == number;
+            let root_of = |file: usize| files.names().root_of(file).map(|(root, _)| root);
+            let Err(error) = volumes.list[number].probe(*largest) else { continue };
+            // Where a file of a root cannot be read, others can perhaps: of another root, or the shards.
+            if root_of(*largest).is_none() {
+                return Err(error);
+            }
+            let mut tried = vec![root_of(*largest)];
+            let is_read = used.iter().copied().filter(on_it).any(|file| {
+                let is_new = !tried.contains(&root_of(file));
+                if is_new {
+                    tried.push(root_of(file));
+                }
+                is_new && volumes.list[number].probe(file).is_ok()
+            });
+            if !is_read && tried.contains(&None) {
+                return Err(error);
+            }
+            if !is_read {
+                volumes.unread.push((number, error));
             }
         }
         for &file in used {
