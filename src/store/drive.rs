@@ -328,15 +328,17 @@ impl Shared {
         match state.schedule.failed(drive, ticket, job, now) {
             Failed::Again(drives) => {
                 let refused = state.refuse_at_end();
-                let first = !std::mem::replace(&mut state.told[drive], true);
-                drop(state);
-                if first {
+                // With the lock: the notice is there before the other copy can be.
+                if !std::mem::replace(&mut state.told[drive], true) {
                     self.tell(drive, error.into_error(Kind::Io, "an expert").message());
                 }
+                drop(state);
                 self.wake(drives);
                 drop(refused);
             }
             Failed::Lost(job) => {
+                // The rest of it would wait for the drive's recovery, only to be skipped.
+                let rest = state.schedule.cancel(job.fill.group());
                 let first = job.fill.has_others() && !std::mem::replace(&mut state.told[drive], true);
                 drop(state);
                 let error = error.into_error(Kind::Io, format_args!("expert {}", job.fill.id()));
@@ -344,6 +346,9 @@ impl Shared {
                     self.tell(drive, error.message());
                 }
                 job.fill.arrive(job.number, job.memory, Err(error));
+                for job in rest {
+                    job.fill.arrive(job.number, job.memory, Ok(()));
+                }
             }
         }
     }

@@ -165,15 +165,18 @@ impl<'a> Request<'a> {
     /// One reservation; starts the read of an expert that is not there. `first` when it was not counted before.
     fn reserve(&mut self, state: &mut SlotState, index: Index, urgent: bool, first: bool) -> Option<Hold> {
         let store = self.store;
-        let reserved = state.table.reserve(index, urgent);
+        let mut reserved = state.table.reserve(index, urgent);
+        if let Reserved::Present(hold) = reserved
+            && matches!(state.table.view(hold), View::Filling)
+            && store.slots.join(state, hold)
+        {
+            reserved = state.table.reserve(index, urgent);
+        }
         if !matches!(reserved, Reserved::Full) {
             state.table.come_to(Some(index), &mut self.kept);
         }
         match reserved {
             Reserved::Present(hold) => {
-                if matches!(state.table.view(hold), View::Filling) {
-                    store.slots.promote_behind(hold);
-                }
                 let was_read = self.guessed.contains(&index);
                 state.misses += u64::from(first && was_read);
                 state.hits += u64::from(first && !was_read);

@@ -501,6 +501,14 @@ impl<J> Schedule<J> {
                 stuck.push(number);
                 wake |= self.put_down(number, now);
             }
+            if self.drives[number].is_stuck() {
+                // What had to stay in its queue waits for the reads that hang, and may have nothing under way itself.
+                let can = |other: &usize| *other != number && !self.drives[*other].is_hanging();
+                let able = (0..self.drives.len()).filter(can).fold(0, |set: Drives, other| set | 1 << other);
+                let state = &self.drives[number];
+                let queued = state.demand.iter().chain(&state.ahead);
+                groups.extend(queued.filter(|piece| piece.what.elsewhere & able != 0).map(|piece| piece.what.group));
+            }
         }
         groups.sort_unstable();
         groups.dedup();

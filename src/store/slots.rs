@@ -112,13 +112,20 @@ impl Slots {
         self.queue.with(|schedule, now| ((), schedule.promote(group, now)));
     }
 
-    /// As [`Slots::promote`], for what is being read behind `hold`, if anything.
-    pub(crate) fn promote_behind(&self, hold: Hold) {
-        let is_it = |fill: &Arc<Fill>| fill.hold == hold && fill.ahead.load(Ordering::Relaxed);
-        let fill = lock(&self.fills).values().filter_map(Weak::upgrade).find(is_it);
-        if let Some(fill) = fill {
+    /// Somebody new asks for what is being read behind `hold`: it goes before all that may be asked for. When that read is
+    /// bound to fail it is given up, so that it is made anew and not told of a failure from before it was asked for; whether
+    /// that is so.
+    pub(crate) fn join(&self, state: &mut SlotState, hold: Hold) -> bool {
+        let fill = lock(&self.fills).values().filter_map(Weak::upgrade).find(|fill| fill.hold == hold);
+        let Some(fill) = fill else { return false };
+        if fill.is_vain() && fill.others.is_empty() {
+            self.give_up(state, &[fill.group]);
+            return true;
+        }
+        if fill.ahead.load(Ordering::Relaxed) {
             self.promote(fill.group);
         }
+        false
     }
 
     fn fill(&self, group: u64) -> Option<Arc<Fill>> {
@@ -137,6 +144,11 @@ impl Slots {
             let Some(fill) = self.fill(*group) else { continue };
             if !fill.is_given_up.swap(true, Ordering::Relaxed) && state.table.is_live(fill.hold) {
                 state.table.forsake(fill.hold.slot);
+            }
+            // Pieces that no reader has need not wait for the drive to have their memory back.
+            let queued = self.queue.with(|schedule, _| (schedule.cancel(*group), 0));
+            if let Some(memory) = Fill::take_back(queued) {
+                state.table.end(fill.hold, memory, Ok(()));
             }
         }
     }
@@ -306,6 +318,11 @@ impl Fill {
     pub(crate) fn piece(&self, site: usize, number: usize) -> Piece {
         let mut pieces = self.slots.catalog.pieces(self.replicas[site], self.slots.piece_bytes);
         pieces.nth(number).expect("copies that fill a slot alike have the same pieces")
+    }
+
+    /// Its number in the schedule.
+    pub(crate) fn group(&self) -> u64 {
+        self.group
     }
 
     /// Which expert it is.

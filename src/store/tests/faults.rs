@@ -8,6 +8,7 @@ use super::disk::{Answer, Call};
 use super::replicas::{EXPERTS, Gate, Spread, everything, path_of};
 use super::*;
 use crate::checkpoint::ExpertFormat;
+use crate::store::schedule::Schedule;
 
 /// Runs `act` and panics when it takes longer than `limit`: a wait that would never end fails instead of hanging.
 fn within<T: Send + 'static>(limit: Duration, act: impl FnOnce() -> T + Send + 'static) -> T {
@@ -304,4 +305,29 @@ fn all_readers_of_a_drive_work_on_one_expert() {
     gate.open();
     drop(request);
     assert_eq!(seen, 4);
+}
+
+#[test]
+fn what_is_queued_behind_a_read_that_hangs_is_given_up_with_it() {
+    let mut schedule = Schedule::new(&[1, 1]);
+    schedule.overdue_after(Duration::from_millis(30));
+    let only: Arc<[u16]> = Arc::from([0]);
+    for group in [1, 2] {
+        schedule.submit_one_of(group, 4096, group, &only, 1 << 1, false, Duration::ZERO);
+    }
+    schedule.submit(3, 4096, 3, &only, false, Duration::ZERO);
+    assert!(schedule.next(0, Duration::ZERO).is_some());
+    let (groups, stuck, _) = schedule.overdue(Duration::from_secs(1));
+    assert_eq!((groups, stuck), (vec![1, 2], vec![0]), "3 has no other copy");
+}
+
+#[test]
+fn what_nobody_reads_does_not_make_a_drive_well_again() {
+    let mut schedule = Schedule::new(&[1]);
+    let only: Arc<[u16]> = Arc::from([0]);
+    schedule.submit(1, 4096, 1, &only, false, Duration::ZERO);
+    let taken = schedule.next(0, Duration::ZERO).unwrap();
+    schedule.put_down(0, Duration::ZERO);
+    schedule.skipped(0, taken.ticket, Duration::from_millis(1));
+    assert_eq!(schedule.errors(0), 1);
 }
