@@ -160,6 +160,9 @@ impl<M> Table<M> {
     /// Reserves `expert`, in a slot that nobody wants if it is not there; with `urgent`, also in a slot that others
     /// reserved for later.
     pub(crate) fn reserve(&mut self, expert: Index, urgent: bool) -> Reserved<M> {
+        if let Some((slot, memory)) = self.take_failed(expert) {
+            return Reserved::Absent(self.fill(slot, expert), memory);
+        }
         if let Some(hold) = self.reserve_present(expert) {
             return Reserved::Present(hold);
         }
@@ -209,9 +212,37 @@ impl<M> Table<M> {
     pub(crate) fn forsake(&mut self, slot: u32) {
         let entry = &mut self.slots[slot as usize];
         assert!(matches!(entry.state, State::Filling), "only a slot that is being filled is forsaken");
+        if entry.expert == NONE {
+            return; // already
+        }
         self.slot_of[entry.expert as usize] = NONE;
         (entry.expert, entry.reservations, entry.pins) = (NONE, 0, 0);
         entry.generation += 1;
+    }
+
+    /// Empties a forsaken slot whose read still hangs by giving it other memory; whether there was one. Looks through all
+    /// slots: it is for when there is no other way to go on.
+    pub(crate) fn replace(&mut self, memory: impl FnOnce() -> Option<M>) -> bool {
+        let is_forsaken = |slot: &Slot<M>| matches!(slot.state, State::Filling) && slot.expert == NONE;
+        let Some(slot) = self.slots.iter().position(is_forsaken) else { return false };
+        let Some(memory) = memory() else { return false };
+        self.complete(slot as u32, memory, Ok(()));
+        true
+    }
+
+    /// Whether the reservation has not lapsed.
+    pub(crate) fn is_live(&self, hold: Hold) -> bool {
+        self.slots[hold.slot as usize].generation == hold.generation
+    }
+
+    /// As [`Table::complete`], for the fill that began with `hold`. When its slot was forsaken the memory empties it; when
+    /// the slot was given other memory since, it goes back to the system.
+    pub(crate) fn end(&mut self, hold: Hold, memory: M, result: Result<(), Error>) {
+        let entry = &self.slots[hold.slot as usize];
+        let is_forsaken = matches!(entry.state, State::Filling) && entry.expert == NONE;
+        if is_forsaken || entry.generation == hold.generation {
+            self.complete(hold.slot, memory, result);
+        }
     }
 
     /// Whether no slot is empty.
@@ -291,6 +322,20 @@ impl<M> Table<M> {
         self.slot_of[expert as usize] = slot;
         self.filling += 1;
         self.hold(slot)
+    }
+
+    /// The slot of an expert that could not be read, if nobody is just being told: whoever asks anew has it read anew.
+    fn take_failed(&mut self, expert: Index) -> Option<(u32, M)> {
+        let slot = self.slot_of[expert as usize];
+        let entry = self.slots.get(slot as usize)?;
+        if entry.pins > 0 || !matches!(entry.state, State::Failed(..)) {
+            return None;
+        }
+        self.unlist(slot);
+        match std::mem::replace(&mut self.slots[slot as usize].state, State::Moving) {
+            State::Failed(memory, _) => Some((slot, memory)),
+            _ => unreachable!("the slot was looked at"),
+        }
     }
 
     fn take_empty(&mut self) -> Option<(u32, M)> {

@@ -219,6 +219,12 @@ impl Catalog {
         &self.replicas[self.first_replica[index] as usize..self.first_replica[index + 1] as usize]
     }
 
+    /// Whether every expert has a copy in one of the files that `is_read` names.
+    pub(crate) fn is_whole_on(&self, is_read: impl Fn(usize) -> bool) -> bool {
+        let has_copy = |index| self.replicas(index).iter().any(|replica| is_read(self.file_of(*replica)));
+        (0..self.len() as Index).all(has_copy)
+    }
+
     /// Whether two copies fill a slot alike, so that it may have pieces of both.
     pub(crate) fn fill_alike(&self, a: Replica, b: Replica) -> bool {
         a.layout == b.layout

@@ -47,6 +47,14 @@ struct State {
     told: Vec<bool>,
 }
 
+impl State {
+    /// After the end nobody would read what is queued, and it would keep the slots' memory. To be dropped without the lock.
+    #[must_use]
+    fn refuse_at_end(&mut self) -> Vec<Job> {
+        if self.closed { self.schedule.close() } else { Vec::new() }
+    }
+}
+
 #[derive(Default)]
 struct Figures {
     tally: Tally,
@@ -66,18 +74,25 @@ impl Queue {
     pub(crate) fn with<T>(&self, act: impl FnOnce(&mut Schedule<Job>, Time) -> (T, schedule::Drives)) -> T {
         let mut state = self.0.lock();
         let (value, drives) = act(&mut state.schedule, self.0.now());
+        let refused = state.refuse_at_end();
         drop(state);
         self.0.wake(drives);
+        drop(refused);
         value
     }
 
-    /// What came from `drive` was not what was stored there: it is read no more for a while, and the user is told.
+    /// What came from `drive` was not what was stored there.
+    pub(crate) fn count_error(&self, drive: usize) {
+        lock(&self.0.figures[drive]).errors += 1;
+    }
+
+    /// What `drive` holds is read elsewhere, because of `what`: it is read no more for a while, and the user is told.
     pub(crate) fn blame(&self, drive: usize, what: &Error) {
         let mut state = self.0.lock();
         let drives = state.schedule.put_down(drive, self.0.now());
         let first = !std::mem::replace(&mut state.told[drive], true);
         drop(state);
-        lock(&self.0.figures[drive]).errors += 1;
+        self.count_error(drive);
         if first {
             self.0.tell(drive, what.message());
         }
@@ -262,7 +277,7 @@ impl Shared {
     fn work(&self, drive: usize) {
         while let Some(Taken { ticket, mut job, site }) = self.next(drive) {
             if job.fill.is_vain() {
-                self.landed(drive, ticket);
+                self.lock().schedule.skipped(drive, ticket, self.now());
                 job.fill.arrive(job.number, job.memory, Ok(()));
                 continue;
             }
@@ -292,6 +307,10 @@ impl Shared {
                 return None;
             }
             if let Some(taken) = state.schedule.next(drive, self.now()) {
+                // One reader is woken for all pieces that come together; each wakes the next as long as there is more.
+                if state.schedule.has_more(drive) {
+                    self.wake[drive].notify_one();
+                }
                 return Some(taken);
             }
             state = self.wake[drive].wait_timeout(state, NAP).unwrap_or_else(PoisonError::into_inner).0;
@@ -308,15 +327,28 @@ impl Shared {
         let now = self.now();
         match state.schedule.failed(drive, ticket, job, now) {
             Failed::Again(drives) => {
+                let refused = state.refuse_at_end();
+                // With the lock: the notice is there before the other copy can be.
                 if !std::mem::replace(&mut state.told[drive], true) {
                     self.tell(drive, error.into_error(Kind::Io, "an expert").message());
                 }
                 drop(state);
                 self.wake(drives);
+                drop(refused);
             }
             Failed::Lost(job) => {
+                // The rest of it would wait for the drive's recovery, only to be skipped.
+                let rest = state.schedule.cancel(job.fill.group());
+                let first = job.fill.has_others() && !std::mem::replace(&mut state.told[drive], true);
                 drop(state);
+                let error = error.into_error(Kind::Io, format_args!("expert {}", job.fill.id()));
+                if first {
+                    self.tell(drive, error.message());
+                }
                 job.fill.arrive(job.number, job.memory, Err(error));
+                for job in rest {
+                    job.fill.arrive(job.number, job.memory, Ok(()));
+                }
             }
         }
     }

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
@@ -13,6 +14,9 @@ use crate::checkpoint::Manifest;
 
 /// Descriptors left to the rest of the process: standard streams, output files, sockets.
 const RESERVED: u64 = 24;
+
+/// How often to try again when the system is out of descriptors, each time a millisecond later.
+const OPEN_ATTEMPTS: u64 = 16;
 
 /// Numbers and names of the files that hold experts: the shards first, then each root's, one an expert. K3 has 82,432 of
 /// the latter on a root, so their names are made when they are needed.
@@ -154,12 +158,19 @@ impl Files {
             return Ok(open);
         }
         let path = self.path(file);
-        let opened = match self.disk.open(&path, direct) {
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
-                self.lock().close_all();
-                self.disk.open(&path, direct)?
+        let mut attempt = 0;
+        let opened = loop {
+            match self.disk.open(&path, direct) {
+                Err(error)
+                    if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) && attempt < OPEN_ATTEMPTS =>
+                {
+                    self.lock().close_all();
+                    // At first those kept here; then those that readers are using may be closed meanwhile.
+                    std::thread::sleep(Duration::from_millis(attempt));
+                    attempt += 1;
+                }
+                other => break other?,
             }
-            other => other?,
         };
         Ok(self.lock().keep(key, opened))
     }
@@ -202,7 +213,9 @@ impl Open {
 
     /// The system is out of descriptors: gives back all, and keeps fewer from now on.
     fn close_all(&mut self) {
-        self.count_max = (self.files.len() * 3 / 4).max(1);
+        // Others may have closed all but now: no reason to keep hardly any for ever.
+        let kept = self.files.len().max(self.count_max / 2);
+        self.count_max = (self.count_max.min(kept) * 3 / 4).max(1);
         self.files.clear();
     }
 }

@@ -172,12 +172,22 @@ impl ExpertStore {
                 .hint("give more memory (--memory, --expert-memory)"));
         }
         let files = Arc::new(Files::new(disk, names, options.queue_depth.max(1)));
-        let volumes = Volumes::open(&files, &catalog.files(), options.direct)?;
+        let mut volumes = Volumes::open(&files, &catalog.files(), options.direct)?;
+        let unread = std::mem::take(&mut volumes.unread);
+        let is_read = |file: usize| unread.iter().all(|(drive, _)| usize::from(volumes.of_file[file]) != *drive);
+        if let Some((_, error)) = unread.first()
+            && !catalog.is_whole_on(is_read)
+        {
+            return Err(error.clone());
+        }
         let slot_bytes = catalog.slot_bytes();
         let slab_bytes = slot_bytes.saturating_mul(slots);
         let mut slab = Region::allocate(slab_bytes, &format!("{slots} expert slots of {slot_bytes} bytes"))?;
         let memory = (0..slots).map(|_| slab.split_to(slot_bytes)).collect();
         let readers = Readers::start(volumes.list, options.queue_depth)?;
+        for (drive, error) in &unread {
+            readers.queue().blame(*drive, error);
+        }
         let reading = Reading {
             drive_of_file: volumes.of_file,
             files,
@@ -229,7 +239,7 @@ impl ExpertStore {
         let (useful, others) =
             ahead.settle(layer, asked, self.slots.catalog.expert_bytes(), |guess, started, is_asked| {
                 if is_asked {
-                    queue.with(|schedule, now| ((), schedule.promote(started.group, now)));
+                    self.slots.promote(started.group);
                     return true;
                 }
                 let dropped = queue.with(|schedule, _| (schedule.drop_ahead(started.group, started.pieces), 0));
@@ -281,7 +291,6 @@ impl ExpertStore {
 impl Drop for ExpertStore {
     fn drop(&mut self) {
         self.readers.close();
-        self.slots.end();
         self.readers.join(Instant::now() + SHUTDOWN);
     }
 }

@@ -93,6 +93,8 @@ impl<'a> Request<'a> {
                     View::Failed(error) => break Err(error),
                     View::Filling | View::Lapsed => {}
                 }
+            } else if slots.replace_lost(&mut state) {
+                continue;
             }
             if self.store.readers.has_lost_one() {
                 break Err(Error::other("a reader thread ended unexpectedly"));
@@ -163,7 +165,13 @@ impl<'a> Request<'a> {
     /// One reservation; starts the read of an expert that is not there. `first` when it was not counted before.
     fn reserve(&mut self, state: &mut SlotState, index: Index, urgent: bool, first: bool) -> Option<Hold> {
         let store = self.store;
-        let reserved = state.table.reserve(index, urgent);
+        let mut reserved = state.table.reserve(index, urgent);
+        if let Reserved::Present(hold) = reserved
+            && matches!(state.table.view(hold), View::Filling)
+            && store.slots.join(state, hold)
+        {
+            reserved = state.table.reserve(index, urgent);
+        }
         if !matches!(reserved, Reserved::Full) {
             state.table.come_to(Some(index), &mut self.kept);
         }

@@ -41,6 +41,12 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(60);
 const OVERDUE_MIN: Duration = Duration::from_secs(5);
 const OVERDUE_FACTOR: f64 = 20.0;
 
+/// Seconds by which a drive counts as further away while it waits after a failure, while it does so and a read of it hangs,
+/// and while all its reads hang.
+const FAR_WHEN_DOWN: f64 = 1e6;
+const FAR_WHEN_HANGING: f64 = 1e7;
+const FAR_WHEN_STUCK: f64 = 1e9;
+
 /// Pieces at the end of another drive's queue that an idle drive looks at.
 const STEAL_DEPTH: usize = 8;
 
@@ -82,6 +88,8 @@ struct What {
     group: u64,
     /// Drive of each copy.
     sites: Arc<[u16]>,
+    /// Drives of copies that the whole fill could be read from instead.
+    elsewhere: Drives,
     /// Copies that failed.
     tried: u32,
     /// The copy it is queued for.
@@ -172,7 +180,27 @@ impl<J> DriveState<J> {
     }
 
     fn is_down(&self, now: Time) -> bool {
-        self.retry_at.is_some_and(|at| now < at)
+        self.retry_at.is_some_and(|at| now < at) || self.is_stuck()
+    }
+
+    /// Whether every read it can have under way hangs: what is queued for it would wait for them, however long ago it failed.
+    fn is_stuck(&self) -> bool {
+        self.flights.len() >= self.depth && self.flights.iter().all(|flight| flight.is_overdue)
+    }
+
+    fn is_hanging(&self) -> bool {
+        self.flights.iter().any(|flight| flight.is_overdue)
+    }
+
+    /// Seconds until `bytes` more would be there; later than from any drive in order for one that is not.
+    fn arrival(&self, bytes: u64, ahead: bool, now: Time) -> f64 {
+        let far = match (self.is_stuck(), self.is_down(now)) {
+            (true, _) => FAR_WHEN_STUCK,
+            (false, true) if self.is_hanging() => FAR_WHEN_HANGING,
+            (false, true) => FAR_WHEN_DOWN,
+            (false, false) => 0.0,
+        };
+        self.finish(bytes, ahead, now) + far
     }
 
     fn queue(&mut self, piece: Piece<J>) {
@@ -246,6 +274,16 @@ impl<J> Schedule<J> {
         self.retries
     }
 
+    /// An expert is read from another copy, of another kind or because the bytes were wrong.
+    pub(crate) fn count_retry(&mut self) {
+        self.retries += 1;
+    }
+
+    /// Whether anything is queued that a further reader of `drive` may take.
+    pub(crate) fn has_more(&self, drive: usize) -> bool {
+        !self.drives[drive].ahead.is_empty() || self.drives.iter().any(|state| !state.demand.is_empty())
+    }
+
     /// Failures of `drive` since it last delivered.
     pub(crate) fn errors(&self, drive: usize) -> u32 {
         self.drives[drive].errors
@@ -253,10 +291,7 @@ impl<J> Schedule<J> {
 
     /// Seconds until `bytes` would have come from the best of `sites`; drives that are down count as far away.
     pub(crate) fn expected(&self, sites: &[u16], bytes: u64, ahead: bool, now: Time) -> f64 {
-        let of = |site: &u16| {
-            let drive = &self.drives[usize::from(*site)];
-            drive.finish(bytes, ahead, now) + if drive.is_down(now) { 1e6 } else { 0.0 }
-        };
+        let of = |site: &u16| self.drives[usize::from(*site)].arrival(bytes, ahead, now);
         sites.iter().map(of).fold(f64::INFINITY, f64::min)
     }
 
@@ -274,7 +309,22 @@ impl<J> Schedule<J> {
         ahead: bool,
         now: Time,
     ) -> Drives {
-        let what = What { bytes, group, sites: Arc::clone(sites), tried: 0, site: 0, ahead };
+        self.submit_one_of(job, bytes, group, sites, 0, ahead, now)
+    }
+
+    /// As [`Schedule::submit`], with the drives where the whole fill could be read `elsewhere`, should the read hang.
+    #[expect(clippy::too_many_arguments, reason = "a piece has so many properties")]
+    pub(crate) fn submit_one_of(
+        &mut self,
+        job: J,
+        bytes: u64,
+        group: u64,
+        sites: &Arc<[u16]>,
+        elsewhere: Drives,
+        ahead: bool,
+        now: Time,
+    ) -> Drives {
+        let what = What { bytes, group, sites: Arc::clone(sites), elsewhere, tried: 0, site: 0, ahead };
         match self.place(Piece { job, what }, now) {
             Failed::Again(drives) => drives,
             Failed::Lost(_) => unreachable!("a piece has a copy somewhere"),
@@ -285,10 +335,7 @@ impl<J> Schedule<J> {
     fn place(&mut self, mut piece: Piece<J>, now: Time) -> Failed<J> {
         let what = &mut piece.what;
         let untried = (0..what.sites.len().min(SITES_MAX)).filter(|site| what.tried & 1 << site == 0);
-        let time = |site: &usize| {
-            let drive = &self.drives[usize::from(what.sites[*site])];
-            drive.finish(what.bytes, what.ahead, now) + if drive.is_down(now) { 1e6 } else { 0.0 }
-        };
+        let time = |site: &usize| self.drives[usize::from(what.sites[*site])].arrival(what.bytes, what.ahead, now);
         let best = untried.min_by(|a, b| time(a).total_cmp(&time(b)));
         let Some(site) = best else { return Failed::Lost(piece.job) };
         what.site = site as u8;
@@ -317,7 +364,7 @@ impl<J> Schedule<J> {
             piece
         };
         let state = &mut self.drives[drive];
-        if state.flights.is_empty() {
+        if state.flights.iter().all(|flight| flight.is_overdue) {
             state.rate.mark = now;
         }
         self.tickets += 1;
@@ -368,15 +415,23 @@ impl<J> Schedule<J> {
         Some(flight)
     }
 
+    /// The piece of `ticket` was not read, for nobody waits for it: this says nothing of the drive.
+    pub(crate) fn skipped(&mut self, drive: usize, ticket: u64, now: Time) {
+        self.land(drive, ticket, now);
+    }
+
     /// The read of `ticket` delivered. Returns idle drives that may now take over from a busy one.
     pub(crate) fn done(&mut self, drive: usize, ticket: u64, now: Time) -> Drives {
         let state = &mut self.drives[drive];
         let saturated = 2 * state.flights.len() >= state.depth;
         let Some(flight) = self.land(drive, ticket, now) else { return 0 };
         let state = &mut self.drives[drive];
-        let alone = state.flights.is_empty() && state.rate.mark == flight.began;
-        state.rate.finished(flight.what.bytes, now, saturated, alone);
-        if !flight.is_overdue {
+        if flight.is_overdue {
+            // How long it hung says nothing of the rate, which would otherwise keep the drive out of use for good.
+            state.rate.mark = now;
+        } else {
+            let alone = state.flights.is_empty() && state.rate.mark == flight.began;
+            state.rate.finished(flight.what.bytes, now, saturated, alone);
             (state.errors, state.retry_at) = (0, None);
         }
         if state.demand.len() < 2 {
@@ -437,10 +492,12 @@ impl<J> Schedule<J> {
                     continue;
                 }
                 let what = &flight.what;
-                let elsewhere = (0..what.sites.len().min(SITES_MAX)).any(|site| {
-                    let other = usize::from(what.sites[site]);
-                    other != number && what.tried & 1 << site == 0 && !self.drives[other].is_down(now)
-                });
+                // One that failed a while ago may do it now; to wait for the end of its back-off would be to hang too.
+                let can = |other: usize| other != number && !self.drives[other].is_hanging();
+                let is_untried = |site: &usize| what.tried & 1 << site == 0;
+                let mut sites = (0..what.sites.len().min(SITES_MAX)).filter(is_untried);
+                let elsewhere = sites.any(|site| can(usize::from(what.sites[site])))
+                    || (0..self.drives.len()).any(|other| what.elsewhere & 1 << other != 0 && can(other));
                 if elsewhere {
                     groups.push(what.group);
                     self.drives[number].flights[at].is_overdue = true;
@@ -450,6 +507,14 @@ impl<J> Schedule<J> {
             if found {
                 stuck.push(number);
                 wake |= self.put_down(number, now);
+            }
+            if self.drives[number].is_stuck() {
+                // What had to stay in its queue waits for the reads that hang, and may have nothing under way itself.
+                let can = |other: &usize| *other != number && !self.drives[*other].is_hanging();
+                let able = (0..self.drives.len()).filter(can).fold(0, |set: Drives, other| set | 1 << other);
+                let state = &self.drives[number];
+                let queued = state.demand.iter().chain(&state.ahead);
+                groups.extend(queued.filter(|piece| piece.what.elsewhere & able != 0).map(|piece| piece.what.group));
             }
         }
         groups.sort_unstable();

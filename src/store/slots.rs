@@ -1,7 +1,7 @@
 //! The slots behind their lock: who waits for what, the counters, and an expert's way from pieces to a ready slot.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use rustc_hash::FxHashMap;
@@ -12,9 +12,9 @@ use super::check::reserved_scale;
 use super::drive::Queue;
 use super::files::Files;
 use super::lookahead::Ahead;
-use super::reader::ReadError;
 use super::schedule::SITES_MAX;
 use super::slab::Region;
+use super::{ExpertId, schedule};
 use crate::checkpoint::ExpertFormat;
 use crate::error::{Error, Kind, Result};
 
@@ -30,8 +30,8 @@ pub(crate) struct Slots {
     verify: bool,
     state: Mutex<SlotState>,
     changed: Condvar,
-    /// Fills under way, by number.
-    fills: Mutex<FxHashMap<u64, Arc<Fill>>>,
+    /// Fills under way, by number; their jobs keep them.
+    fills: Mutex<FxHashMap<u64, Weak<Fill>>>,
     groups: AtomicU64,
 }
 
@@ -103,18 +103,52 @@ impl Slots {
         &self.queue
     }
 
-    /// The readers have been told to end: what they have not read will not come.
-    pub(crate) fn end(&self) {
-        lock(&self.fills).clear();
+    /// Fill `group` is asked for now, and goes before all that may be asked for.
+    pub(crate) fn promote(&self, group: u64) {
+        if let Some(fill) = self.fill(group) {
+            // Before the schedule is told: a further attempt that is queued after that looks here.
+            fill.ahead.store(false, Ordering::Relaxed);
+        }
+        self.queue.with(|schedule, now| ((), schedule.promote(group, now)));
+    }
+
+    /// Somebody new asks for what is being read behind `hold`: it goes before all that may be asked for. When that read is
+    /// bound to fail it is given up, so that it is made anew and not told of a failure from before it was asked for; whether
+    /// that is so.
+    pub(crate) fn join(&self, state: &mut SlotState, hold: Hold) -> bool {
+        let fill = lock(&self.fills).values().filter_map(Weak::upgrade).find(|fill| fill.hold == hold);
+        let Some(fill) = fill else { return false };
+        if fill.is_vain() && fill.others.is_empty() {
+            self.give_up(state, &[fill.group]);
+            return true;
+        }
+        if fill.ahead.load(Ordering::Relaxed) {
+            self.promote(fill.group);
+        }
+        false
+    }
+
+    fn fill(&self, group: u64) -> Option<Arc<Fill>> {
+        lock(&self.fills).get(&group)?.upgrade()
+    }
+
+    /// Makes a slot usable again whose read hangs, with other memory, while the read keeps the slot's own. Whether there was
+    /// such a slot, and memory.
+    pub(crate) fn replace_lost(&self, state: &mut SlotState) -> bool {
+        state.table.replace(|| Region::allocate(self.catalog.slot_bytes(), "an expert slot").ok())
     }
 
     /// Gives up the fills of `groups`, whose reads hang: their experts can be asked for again at once, in other slots.
     pub(crate) fn give_up(&self, state: &mut SlotState, groups: &[u64]) {
         for group in groups {
-            let fill = lock(&self.fills).get(group).cloned();
-            let Some(fill) = fill else { continue };
-            if !fill.is_given_up.swap(true, Ordering::Relaxed) {
-                state.table.forsake(fill.slot);
+            let Some(fill) = self.fill(*group) else { continue };
+            if !fill.is_given_up.swap(true, Ordering::Relaxed) && state.table.is_live(fill.hold) {
+                state.table.forsake(fill.hold.slot);
+            }
+            // Pieces that no reader has need not wait for the drive to have their memory back.
+            let queued = self.queue.with(|schedule, _| (schedule.cancel(*group), 0));
+            if let Some(memory) = Fill::take_back(queued) {
+                state.table.end(fill.hold, memory, Ok(()));
             }
         }
     }
@@ -145,11 +179,11 @@ impl Slots {
 
     fn complete(&self, fill: &Fill, memory: Region, result: Result<()>) {
         let mut state = self.lock();
-        if result.is_ok() && !fill.is_given_up() {
+        if result.is_ok() && state.table.is_live(fill.hold) {
             state.expert_bytes += self.catalog.expert_bytes();
-            state.replica_of[fill.slot as usize] = fill.replicas.first().copied();
+            state.replica_of[fill.hold.slot as usize] = fill.replicas.first().copied();
         }
-        state.table.complete(fill.slot, memory, result);
+        state.table.end(fill.hold, memory, result);
         self.notify(state);
     }
 
@@ -181,12 +215,15 @@ pub(crate) struct Fill {
     slots: Arc<Slots>,
     index: Index,
     group: u64,
-    slot: u32,
+    hold: Hold,
     /// Copies that pieces may come from.
     replicas: Vec<Replica>,
     /// Copies for a further attempt.
     others: Vec<Replica>,
-    ahead: bool,
+    /// One copy at a time is read, so that it is known which is wrong.
+    singly: bool,
+    /// Nobody has asked for it yet; shared by all attempts.
+    ahead: Arc<AtomicBool>,
     /// The rest need not be read: a piece failed, or nobody waits any more.
     is_vain: AtomicBool,
     /// The slot's next owner does not wait for it.
@@ -211,6 +248,17 @@ pub(crate) struct Job {
     pub memory: Region,
 }
 
+/// What a fill is to do.
+struct Attempt {
+    index: Index,
+    group: u64,
+    hold: Hold,
+    /// Where it may be read.
+    copies: Vec<Replica>,
+    singly: bool,
+    ahead: Arc<AtomicBool>,
+}
+
 /// A fill that was begun.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Started {
@@ -224,44 +272,42 @@ impl Fill {
     /// Has expert `index` read into `memory` of the slot behind `hold`; `ahead` when nobody has asked for it yet.
     pub(crate) fn start(slots: &Arc<Slots>, index: Index, hold: Hold, memory: Region, ahead: bool) -> Started {
         let copies = slots.catalog.replicas(index).to_vec();
-        Self::start_from(slots, index, hold.slot, memory, copies, ahead)
+        let group = slots.groups.fetch_add(1, Ordering::Relaxed);
+        let ahead = Arc::new(AtomicBool::new(ahead));
+        Self::start_from(slots, Attempt { index, group, hold, copies, singly: slots.verify, ahead }, memory)
     }
 
-    fn start_from(
-        slots: &Arc<Slots>,
-        index: Index,
-        slot: u32,
-        mut memory: Region,
-        copies: Vec<Replica>,
-        ahead: bool,
-    ) -> Started {
-        let (replicas, others) = slots.choose(copies, ahead);
+    fn start_from(slots: &Arc<Slots>, attempt: Attempt, mut memory: Region) -> Started {
+        let Attempt { index, group, hold, copies, singly, ahead } = attempt;
+        let (replicas, others) = slots.choose(copies, singly, ahead.load(Ordering::Relaxed));
         let lens: Vec<usize> = slots.catalog.pieces(replicas[0], slots.piece_bytes).map(|piece| piece.len).collect();
         let parts: Vec<Region> = lens.iter().map(|len| memory.split_to(*len)).collect();
         let mut arrived = Arrived { pieces: Vec::new(), missing: lens.len(), error: None };
         arrived.pieces.resize_with(lens.len() + 1, || None);
         arrived.pieces[lens.len()] = Some(memory); // what this expert leaves of the slot
-        let group = slots.groups.fetch_add(1, Ordering::Relaxed);
         let sites: Arc<[u16]> = replicas.iter().map(|replica| slots.drive_of(*replica)).collect();
+        let elsewhere = others.iter().fold(0, |drives, other| drives | 1 << slots.drive_of(*other));
         let fill = Arc::new(Self {
             slots: Arc::clone(slots),
             index,
             group,
-            slot,
+            hold,
             replicas,
             others,
+            singly,
             ahead,
             is_vain: AtomicBool::new(false),
             is_given_up: AtomicBool::new(false),
             arrived: Mutex::new(arrived),
         });
-        lock(&slots.fills).insert(group, Arc::clone(&fill));
+        lock(&slots.fills).insert(group, Arc::downgrade(&fill));
         slots.queue.with(|schedule, now| {
-            let mut wake = 0;
+            let mut wake: schedule::Drives = 0;
+            let ahead = fill.ahead.load(Ordering::Relaxed);
             for (number, memory) in parts.into_iter().enumerate() {
                 let bytes = memory.len() as u64;
                 let job = Job { fill: Arc::clone(&fill), number, memory };
-                wake |= schedule.submit(job, bytes, group, &sites, ahead, now);
+                wake |= schedule.submit_one_of(job, bytes, group, &sites, elsewhere, ahead, now);
             }
             ((), wake)
         });
@@ -274,6 +320,21 @@ impl Fill {
         pieces.nth(number).expect("copies that fill a slot alike have the same pieces")
     }
 
+    /// Its number in the schedule.
+    pub(crate) fn group(&self) -> u64 {
+        self.group
+    }
+
+    /// Which expert it is.
+    pub(crate) fn id(&self) -> ExpertId {
+        self.slots.catalog.id(self.index)
+    }
+
+    /// Whether other copies are read should those at hand fail.
+    pub(crate) fn has_others(&self) -> bool {
+        !self.others.is_empty() && !self.is_given_up()
+    }
+
     /// Whether reading more of it would be in vain.
     pub(crate) fn is_vain(&self) -> bool {
         self.is_vain.load(Ordering::Relaxed) || self.is_given_up()
@@ -284,31 +345,48 @@ impl Fill {
     }
 
     /// Takes a piece back from its reader.
-    pub(crate) fn arrive(&self, number: usize, memory: Region, result: Result<(), ReadError>) {
+    pub(crate) fn arrive(&self, number: usize, memory: Region, result: Result<()>) {
         let mut arrived = lock(&self.arrived);
         if let Err(error) = result {
             self.is_vain.store(true, Ordering::Relaxed);
-            let id = self.slots.catalog.id(self.index);
-            arrived.error.get_or_insert(error.into_error(Kind::Io, format_args!("expert {id}")));
+            arrived.error.get_or_insert(error);
         }
         let Some(whole) = arrived.put(number, memory) else { return };
         let error = arrived.error.take();
         drop(arrived);
-        lock(&self.slots.fills).remove(&self.group);
+        let is_wrong = error.is_none();
         let result = match error {
             Some(error) => Err(error),
             None if self.is_given_up() => Ok(()),
-            None => self.check(&whole).inspect_err(|error| {
-                if !self.others.is_empty() {
-                    self.slots.queue.blame(usize::from(self.slots.drive_of(self.replicas[0])), error);
-                }
-            }),
+            None => self.check(&whole),
         };
-        if result.is_err() && !self.others.is_empty() && !self.is_given_up() {
-            Self::start_from(&self.slots, self.index, self.slot, whole, self.others.clone(), self.ahead);
+        let next = result.as_ref().err().and_then(|error| self.next_attempt(error, is_wrong));
+        if let Some(next) = next {
+            Self::start_from(&self.slots, next, whole);
         } else {
+            lock(&self.slots.fills).remove(&self.group);
             self.slots.complete(self, whole, result);
         }
+    }
+
+    /// What to read after this one failed with `error`; `is_wrong` when all came, but not the expert.
+    fn next_attempt(&self, error: &Error, is_wrong: bool) -> Option<Attempt> {
+        let queue = &self.slots.queue;
+        let (mut copies, mut singly) = (self.others.clone(), self.singly);
+        if is_wrong && self.replicas.len() > 1 {
+            // Any of them may be the one that is wrong.
+            copies.splice(0..0, self.replicas.iter().copied());
+            singly = true;
+        } else if is_wrong {
+            let drive = usize::from(self.slots.drive_of(self.replicas[0]));
+            if copies.is_empty() { queue.count_error(drive) } else { queue.blame(drive, error) }
+        }
+        if copies.is_empty() || self.is_given_up() {
+            return None;
+        }
+        queue.with(|schedule, _| (schedule.count_retry(), 0));
+        let (index, group, hold, ahead) = (self.index, self.group, self.hold, Arc::clone(&self.ahead));
+        Some(Attempt { index, group, hold, copies, singly, ahead })
     }
 
     /// The slot's memory again, from all pieces of a fill that no reader has begun.
@@ -380,9 +458,9 @@ impl Slots {
         self.drive_of_file[self.catalog.file_of(replica)]
     }
 
-    /// The copies to read first, all of which fill a slot alike, and those for later. With checksums to compare, one copy
-    /// at a time, so that it is known which is wrong.
-    fn choose(&self, copies: Vec<Replica>, ahead: bool) -> (Vec<Replica>, Vec<Replica>) {
+    /// The copies to read first, all of which fill a slot alike, and those for later. `singly`: one copy at a
+    /// time.
+    fn choose(&self, copies: Vec<Replica>, singly: bool, ahead: bool) -> (Vec<Replica>, Vec<Replica>) {
         let first = match copies.as_slice() {
             [_] => return (copies, Vec::new()),
             copies => self.queue.with(|schedule, now| {
@@ -394,7 +472,7 @@ impl Slots {
         };
         let file = self.catalog.file_of(first);
         let fits = |replica: &Replica| {
-            if self.verify { self.catalog.file_of(*replica) == file } else { self.catalog.fill_alike(first, *replica) }
+            if singly { self.catalog.file_of(*replica) == file } else { self.catalog.fill_alike(first, *replica) }
         };
         let (mut now, later): (Vec<_>, Vec<_>) = copies.into_iter().partition(fits);
         now.truncate(SITES_MAX);

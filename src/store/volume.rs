@@ -28,6 +28,8 @@ pub(crate) struct Volumes {
     pub list: Vec<Arc<Volume>>,
     /// `[files]`: index into `list`; `u16::MAX` for a file that is not used.
     pub of_file: Vec<u16>,
+    /// Those with drive roots alone that cannot be read now, by their place in `list`, and why: other drives may have it all.
+    pub unread: Vec<(usize, Error)>,
 }
 
 impl Volumes {
@@ -37,7 +39,7 @@ impl Volumes {
     /// # Errors
     /// Kind `Model` for a file that cannot be opened, `Io` for one that opens and cannot be read.
     pub(crate) fn open(files: &Arc<Files>, used: &[usize], direct: bool) -> Result<Self> {
-        let mut volumes = Self { list: Vec::new(), of_file: Vec::new() };
+        let mut volumes = Self { list: Vec::new(), of_file: Vec::new(), unread: Vec::new() };
         let mut found: Vec<(u64, usize)> = Vec::new(); // device, its largest file
         let mut roots: FxHashMap<usize, u64> = FxHashMap::default();
         let device = |path: &Path| files.device(path).map_err(|cause| unopened(path, &cause));
@@ -67,11 +69,27 @@ impl Volumes {
             }
             volumes.of_file[file] = volume as u16;
         }
-        for (volume, (_, largest)) in volumes.list.iter().zip(&found) {
-            match volume.probe(*largest) {
-                // A copy that is gone may have others: whoever reads it finds out.
-                Err(_) if files.names().root_of(*largest).is_some() => {}
-                probed => probed?,
+        for (number, (_, largest)) in found.iter().enumerate() {
+            let on_it = |file: &usize| usize::from(volumes.of_file[*file]) == number;
+            let root_of = |file: usize| files.names().root_of(file).map(|(root, _)| root);
+            let Err(error) = volumes.list[number].probe(*largest) else { continue };
+            // Where a file of a root cannot be read, others can perhaps: of another root, or the shards.
+            if root_of(*largest).is_none() {
+                return Err(error);
+            }
+            let mut tried = vec![root_of(*largest)];
+            let is_read = used.iter().copied().filter(on_it).any(|file| {
+                let is_new = !tried.contains(&root_of(file));
+                if is_new {
+                    tried.push(root_of(file));
+                }
+                is_new && volumes.list[number].probe(file).is_ok()
+            });
+            if !is_read && tried.contains(&None) {
+                return Err(error);
+            }
+            if !is_read {
+                volumes.unread.push((number, error));
             }
         }
         for &file in used {

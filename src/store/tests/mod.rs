@@ -2,7 +2,9 @@
 
 mod disk;
 mod failure;
+mod faults;
 mod interleavings;
+mod lookahead;
 mod replicas;
 mod service;
 mod warm;

@@ -11,18 +11,25 @@ use super::*;
 use crate::checkpoint::MOVED;
 use crate::store::packed::PackedExpert;
 
-const EXPERTS: usize = 8;
+pub(super) const EXPERTS: usize = 8;
 
 /// A model whose experts lie on drive roots alone.
-struct Spread {
-    model: Model,
-    roots: Vec<PackedRoot>,
+pub(super) struct Spread {
+    pub(super) model: Model,
+    pub(super) roots: Vec<PackedRoot>,
     _dirs: Vec<tempfile::TempDir>,
 }
 
 impl Spread {
     /// One root for each of `holds`: which of the experts, counted over both layers, it has.
-    fn new(format: ExpertFormat, holds: &[&dyn Fn(usize) -> bool]) -> Self {
+    pub(super) fn new(format: ExpertFormat, holds: &[&dyn Fn(usize) -> bool]) -> Self {
+        let mut spread = Self::with_shards(format, holds);
+        spread.model.manifest.experts.as_mut().unwrap().places.fill((MOVED, 0));
+        spread
+    }
+
+    /// As [`Spread::new`], with all experts in the shards too.
+    pub(super) fn with_shards(format: ExpertFormat, holds: &[&dyn Fn(usize) -> bool]) -> Self {
         let mut model = Model::new(EXPERTS, format, Order::Apart);
         let table = model.manifest.experts.as_mut().unwrap();
         let mut part_offsets = Vec::new();
@@ -55,34 +62,57 @@ impl Spread {
             roots.push(root);
             dirs.push(dir);
         }
-        table.places.fill((MOVED, 0));
         Self { model, roots, _dirs: dirs }
     }
 
-    fn open(
+    pub(super) fn open(
         &self,
         slots: usize,
         verify: bool,
         script: impl Fn(Call<'_>) -> Answer + Send + Sync + 'static,
     ) -> Arc<ExpertStore> {
+        self.try_open(slots, verify, script).unwrap()
+    }
+
+    pub(super) fn try_open(
+        &self,
+        slots: usize,
+        verify: bool,
+        script: impl Fn(Call<'_>) -> Answer + Send + Sync + 'static,
+    ) -> Result<Arc<ExpertStore>> {
         let drives: Vec<&Path> = self.roots.iter().map(|root| root.dir.as_path()).collect();
         let disk = Faulty::with_drives(&drives, script);
         let options = StoreOptions { verify, ..options(slots) };
-        ExpertStore::open_on(disk, &self.model.manifest, &self.roots, &options, Interrupt::new()).unwrap()
+        ExpertStore::open_on(disk, &self.model.manifest, &self.roots, &options, Interrupt::new())
     }
 
-    fn dir(&self, root: usize) -> PathBuf {
+    /// File of an expert of the first layer.
+    pub(super) fn file(&self, root: usize, expert: u16) -> PathBuf {
+        self.roots[root].path(ExpertId { layer: LAYER, expert })
+    }
+
+    /// Sets byte `at` of such a file; returns what the file was.
+    pub(super) fn damage(&self, root: usize, expert: u16, at: usize, value: u8) -> Vec<u8> {
+        let path = self.file(root, expert);
+        let good = std::fs::read(&path).unwrap();
+        let mut bad = good.clone();
+        bad[at] = value;
+        std::fs::write(path, bad).unwrap();
+        good
+    }
+
+    pub(super) fn dir(&self, root: usize) -> PathBuf {
         self.roots[root].dir.clone()
     }
 }
 
-fn path_of(call: Call<'_>) -> &Path {
+pub(super) fn path_of(call: Call<'_>) -> &Path {
     match call {
         Call::Open { path, .. } | Call::Read { path, .. } => path,
     }
 }
 
-fn everything(_: usize) -> bool {
+pub(super) fn everything(_: usize) -> bool {
     true
 }
 
@@ -188,17 +218,17 @@ fn a_file_that_was_cut_is_read_elsewhere() {
 
 /// Blocks until it is opened.
 #[derive(Default)]
-struct Gate(Mutex<bool>, Condvar);
+pub(super) struct Gate(Mutex<bool>, Condvar);
 
 impl Gate {
-    fn pass(&self) {
+    pub(super) fn pass(&self) {
         let mut open = self.0.lock().unwrap();
         while !*open {
             open = self.1.wait(open).unwrap();
         }
     }
 
-    fn open(&self) {
+    pub(super) fn open(&self) {
         *self.0.lock().unwrap() = true;
         self.1.notify_all();
     }
