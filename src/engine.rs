@@ -111,8 +111,8 @@ const TOKENIZER_BYTES_PER_ID: [(&str, u64); 2] = [("tiktoken.model", 80), ("toke
 const CATALOG_BYTES_PER_EXPERT: u64 = 400;
 /// Reads in flight and bytes of each: deep enough to keep an NVMe drive busy, small enough to share an expert among
 /// threads.
-const QUEUE_DEPTH: usize = 8;
-const PIECE_BYTES: usize = 4 << 20;
+pub(crate) const QUEUE_DEPTH: usize = 8;
+pub(crate) const PIECE_BYTES: usize = 4 << 20;
 
 /// A model ready to compute.
 pub struct Engine {

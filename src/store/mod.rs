@@ -41,7 +41,7 @@ use crate::interrupt::Interrupt;
 
 pub(crate) use self::check::reserved_scale;
 pub(crate) use self::files::{Files, Names};
-pub(crate) use self::reader::{Disk, System, Tally};
+pub(crate) use self::reader::{Disk, ReadError, System, Tally};
 pub use self::request::{Expert, Request};
 pub(crate) use self::sealed::checksum;
 pub(crate) use self::slab::{ALIGN, Region};

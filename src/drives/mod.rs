@@ -1,0 +1,46 @@
+//! What drives can do: how fast they read alone and together, in the ways the engine reads them, and what tokens a second
+//! that allows. A rate is one of the store's own reads, of files that are there or of a test file.
+
+mod device;
+mod load;
+mod measure;
+mod model_files;
+pub(crate) mod mounts;
+mod report;
+mod roots;
+mod target;
+mod test_file;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use measure::measure;
+pub use report::{Drive, Rate, Report, Rung, Share, Together};
+pub use target::{Source, SourceKind};
+
+/// Bytes of an expert of the released K3.
+pub const K3_EXPERT_BYTES: usize = 17_547_264;
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Directories, one on each drive.
+    pub roots: Vec<PathBuf>,
+    /// Seconds of reading for each drive alone.
+    pub seconds: f64,
+    /// Bytes of a whole random read: whole pages.
+    pub read_bytes: usize,
+}
+
+/// Where a measurement is.
+#[derive(Debug, Clone)]
+pub struct At {
+    /// What is done.
+    pub activity: String,
+    /// Since it began.
+    pub elapsed: Duration,
+    /// What all of it will take, about.
+    pub total: Duration,
+    /// Notices that were not passed on before.
+    pub notices: Vec<String>,
+}
