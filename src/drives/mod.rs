@@ -2,18 +2,21 @@
 //! that allows. A rate is one of the store's own reads, of files that are there or of a test file.
 
 mod device;
+mod estimate;
 mod load;
 mod measure;
 mod model_files;
 pub(crate) mod mounts;
 mod report;
 mod roots;
+mod routing;
 mod target;
 mod test_file;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use estimate::{DriveOnPaper, Estimate, Model, Run, estimate};
 pub use measure::measure;
 pub use report::{Drive, Rate, Report, Rung, Share, Together};
 pub use target::{Source, SourceKind};

@@ -1,5 +1,7 @@
-//! What a person sees meanwhile and afterwards: progress, statistics, JSON.
+//! What a person sees meanwhile and afterwards: progress, statistics, JSON, pictures.
 
 pub mod json;
+pub mod plot;
 pub mod progress;
 mod progress_line;
+pub mod whole_file;
