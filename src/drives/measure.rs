@@ -172,6 +172,7 @@ impl Measurement<'_> {
         {
             let mut state = self.shared.lock();
             state.report.notices.extend(roots::notices(&roots));
+            state.report.notices.extend(self.shortened());
             state.report.drives = roots.iter().map(|root| entry(root, &roots)).collect();
         }
         let mut failure: Result<()> = Ok(());
@@ -188,6 +189,19 @@ impl Measurement<'_> {
         }
         self.together(ready, &mut failure)?;
         failure
+    }
+
+    /// What the user should know about the time asked for.
+    fn shortened(&self) -> Option<String> {
+        let first = (self.options.seconds * ENGINE_PART / 2.0).min(FIRST.as_secs_f64());
+        (first < FIRST.as_secs_f64()).then(|| {
+            format!(
+                "--seconds {} compares the first {first:.2} s with the {first:.2} s after them; a warm drive shows after {} s                  and more, which takes --seconds {:.0}",
+                self.options.seconds,
+                FIRST.as_secs(),
+                (2.0 * FIRST.as_secs_f64() / ENGINE_PART).ceil()
+            )
+        })
     }
 
     /// Notes a failure of drive `number`; the measurement goes on with the others. An interrupt ends it.

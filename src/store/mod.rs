@@ -43,6 +43,7 @@ pub(crate) use self::check::reserved_scale;
 pub(crate) use self::files::{Files, Names};
 pub(crate) use self::reader::{Disk, ReadError, System, Tally};
 pub use self::request::{Expert, Request};
+pub(crate) use self::schedule::DRIVES_MAX;
 pub(crate) use self::sealed::checksum;
 pub(crate) use self::slab::{ALIGN, Region};
 pub(crate) use self::volume::Volumes;
