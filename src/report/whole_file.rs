@@ -27,7 +27,8 @@ impl WholeFile {
     pub fn new(path: &Path) -> Result<Self> {
         let found = fs::metadata(path).ok();
         let is_special = found.as_ref().is_some_and(|found| !found.is_file() && !found.is_dir());
-        let place = if found.is_some() { path.canonicalize() } else { Ok(path.to_owned()) };
+        // What a name like /dev/stdout links to has none of its own.
+        let place = if found.is_some() && !is_special { path.canonicalize() } else { Ok(path.to_owned()) };
         let file = Self { path: path.to_owned(), place: place.map_err(|e| unwritten(path, &e))?, is_special };
         if found.as_ref().is_some_and(fs::Metadata::is_dir) {
             return Err(unwritten(path, &io::ErrorKind::IsADirectory.into()));
