@@ -7,6 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use deltafin::store::trace::Trace;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -91,17 +92,19 @@ fn directories_of_one_drive_are_measured_once_and_said_so() {
     fs::create_dir(&other).unwrap();
     let linked = link.path().join("link");
     symlink(folder.path(), &linked).unwrap();
-    let roots = [text(folder.path()), text(&other), text(&linked)];
+    let roots = [text(folder.path()), text(&other)];
     let args = [&roots[..], &["--seconds", "0.1", "--size", SIZE, "--output", "json"]].concat();
     let (out, err) = ends_with(&args, 0);
     let report = json(&out);
     let drives = report["drives"].as_array().unwrap();
-    assert_eq!((drives.len(), report["ladder"].as_array().unwrap().len()), (3, 1));
+    assert_eq!((drives.len(), report["ladder"].as_array().unwrap().len()), (2, 1));
     assert_eq!(drives[0]["same_device_as"], Value::Null);
     for drive in &drives[1..] {
         assert_eq!((&drive["same_device_as"], &drive["rates"]), (&drives[0]["root"], &drives[0]["rates"]));
     }
-    assert_eq!(err.matches("is on the same drive as").count(), 2, "{err}");
+    assert_eq!(err.matches("is on the same drive as").count(), 1, "{err}");
+    let (_, err) = ends_with(&[text(folder.path()), text(&linked)], 2);
+    assert!(err.contains("link: given twice"), "{err}");
 }
 
 #[test]
@@ -240,7 +243,6 @@ fn flags_without_effect_or_sense_are_refused() {
         &["--simulate", "1,-2"],
         &["--simulate", "1", "--seconds", "3"],
         &["--simulate", "1", "--size", "4096"],
-        &["--simulate", "1", "--shape", "no-such-shape"],
         &["--simulate", "1", "--shape", "k3", "-m", "x"],
         &["--simulate", "1", "--cache-share", "1.5"],
         &["--simulate", "1", "--cache-share", "0.1", "--memory", "1T"],
@@ -253,7 +255,83 @@ fn flags_without_effect_or_sense_are_refused() {
     }
     let (_, err) = ends_with(&["--simulate", "13.6,x,7"], 2);
     assert!(err.contains("item 2 is `x`"), "{err}");
+    let (_, err) = ends_with(&["--simulate", "-1"], 2);
+    assert!(err.contains("item 1 is `-1`"), "{err}");
+    let (_, err) = ends_with(&["--simulate", "1", "--shape", "no-such-shape"], 3);
+    assert!(err.contains("no-such-shape") && err.contains("k3"), "{err}");
+    let (_, err) = ends_with(&["--simulate", "1", "--trace", "/nonexistent"], 4);
+    assert!(err.contains("/nonexistent"), "{err}");
     assert_eq!(entries(folder.path()), 1);
+}
+
+fn ladder(more: &[&str]) -> Vec<Value> {
+    let args = ["--simulate", "13.6,7.1,7.1,5.7", "--tokens", "10", "--output", "json"];
+    let (out, _) = ends_with(&[&args[..], more].concat(), 0);
+    json(&out)["ladder"].as_array().unwrap().clone()
+}
+
+#[test]
+fn on_paper_the_published_ladder_comes_out_and_the_engines_own_is_better() {
+    let (in_turn, own) = (ladder(&["--in-turn", "--shape", "k3"]), ladder(&["--cache-share", "0.04"]));
+    for (number, published) in [0.427, 0.625, 0.786, 0.863].into_iter().enumerate() {
+        let rate = |ladder: &[Value]| ladder[number]["tokens_per_s"].as_f64().unwrap();
+        assert!((rate(&in_turn) / published - 1.0).abs() < 0.05, "{}", in_turn[number]);
+        assert!(rate(&own) > 1.5 * rate(&in_turn), "{}", own[number]);
+        assert_eq!(own[number]["drives"].as_u64(), Some(number as u64 + 1));
+        for field in ["gb_per_s", "busy_share", "hit_rate", "bytes_per_token"] {
+            assert!(own[number][field].is_number(), "{field}");
+        }
+        assert!((in_turn[number]["bytes_per_token"].as_f64().unwrap() / 25.83e9 - 1.0).abs() < 0.001);
+    }
+}
+
+#[test]
+fn on_paper_the_same_seed_gives_the_same_figures_and_memory_helps() {
+    let rate = |ladder: &[Value]| ladder[3]["tokens_per_s"].as_f64().unwrap();
+    let one = ladder(&["--seed", "3"]);
+    assert_eq!(one, ladder(&["--seed", "3"]));
+    assert!(rate(&ladder(&["--memory", "512GiB"])) > rate(&one));
+}
+
+#[test]
+fn on_paper_a_recorded_trace_is_replayed_and_one_of_another_model_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace");
+    let mut trace = Trace::new(92, 896);
+    for token in 0..12_u16 {
+        for layer in 0..92 {
+            let mut experts: Vec<u16> = (0..16).map(|expert| (expert * 56 + token * 7 + layer) % 896).collect();
+            experts.sort_unstable();
+            trace.push(layer, &experts).unwrap();
+        }
+    }
+    trace.write(&path).unwrap();
+    let args = ["--simulate", "7.1", "--trace", text(&path), "--output", "json"];
+    let report = json(&ends_with(&args, 0).0);
+    assert_eq!((&report["tokens"], &report["warm_up"]), (&Value::from(10), &Value::from(2)));
+    let (_, err) = ends_with(&[&args[..], &["--tokens", "13"]].concat(), 2);
+    assert!(err.contains("12 decoded tokens"), "{err}");
+    let (_, err) = ends_with(&[&args[..], &["--shape", "tiny"]].concat(), 2);
+    assert!(err.contains("92 layers of 896 experts") && err.contains("3 of 64"), "{err}");
+}
+
+#[test]
+fn measured_drives_end_in_tokens_a_second() {
+    let folder = with_model();
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/demo-model");
+    for model in [["--shape", "k3"], ["-m", text(&demo)]] {
+        let args = [text(folder.path()), "--seconds", "0.1", "--size", SIZE, "--tokens", "3", "--output", "json"];
+        let report = json(&ends_with(&[&args[..], &model].concat(), 0).0);
+        let estimate = &report["estimate"];
+        assert!(estimate["ladder"][0]["tokens_per_s"].as_f64().unwrap() > 0.0, "{report}");
+        assert_eq!(estimate["drives"][0]["gb_per_s"], report["drives"][0]["gb_per_s"]);
+    }
+    let args = [text(folder.path()), "--seconds", "0.1", "--size", SIZE, "--tokens", "3", "--shape", "k3", "-q"];
+    let table = ends_with(&args, 0).0;
+    assert!(table.contains("tokens/s of k3"), "{table}");
+    for line in table.lines().filter(|line| !line.contains('/') || line.contains("tokens/s")) {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
 }
 
 #[test]

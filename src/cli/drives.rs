@@ -30,6 +30,8 @@ const CACHE_SHARE: f64 = 0.04;
 const K3_COMPUTE: Duration = Duration::from_millis(380);
 /// Deviation of a simulated drive's reads when `--jitter` does not say.
 const JITTER: f64 = 0.1;
+/// Guesses that come true when `--precision` does not say: of the demo model, half of whose next experts are guessed.
+const PRECISION: f64 = 0.936;
 /// Latency of a simulated drive when `--latency-us` does not say: that of a common NVMe drive.
 const LATENCY_US: f64 = 100.0;
 /// Tokens of context that the memory of an estimate has room for.
@@ -61,7 +63,7 @@ printed all the same, also after an interrupt.";
 #[command(after_long_help = HELP, group(ArgGroup::new("estimated").multiple(true).args(["simulate", "shape", "model"])))]
 pub struct DrivesArgs {
     /// Directories to measure, one on each drive
-    #[arg(value_name = "ROOT", required_unless_present = "simulate", conflicts_with = "simulate")]
+    #[arg(value_name = "ROOT", conflicts_with = "simulate")]
     roots: Vec<PathBuf>,
     /// Seconds of reading each drive alone [default: 60]
     #[arg(long, value_name = "S", value_parser = values::seconds, conflicts_with = "simulate")]
@@ -84,7 +86,7 @@ pub struct DrivesArgs {
 #[command(next_help_heading = "Tokens/s")]
 struct EstimateArgs {
     /// Simulate drives of these rates in GB/s, added one by one
-    #[arg(long, value_name = "LIST", value_parser = values::rates)]
+    #[arg(long, value_name = "LIST", value_parser = values::rates, allow_negative_numbers = true)]
     simulate: Option<values::Rates>,
     /// Model to estimate for: k3, another preset of `synth`, or a model directory [default with --simulate: k3]
     #[arg(long, value_name = "NAME|DIR")]
@@ -104,6 +106,9 @@ struct EstimateArgs {
     /// Reads and compute take turns; nothing is kept in memory, nothing read ahead
     #[arg(long, requires = "estimated")]
     in_turn: bool,
+    /// Part of the experts read ahead that the next layer asks for [default: 0.936, as the demo model's]
+    #[arg(long, value_name = "PART", value_parser = values::part, requires = "estimated")]
+    precision: Option<f64>,
     /// Tokens to simulate [default: 200, or all of the trace]
     #[arg(long, value_name = "N", value_parser = args::positive, requires = "estimated")]
     tokens: Option<usize>,
@@ -131,6 +136,10 @@ enum Form {
 }
 
 pub(super) fn run(args: &DrivesArgs, shown: &Shown, interrupt: &Interrupt) -> Result<()> {
+    if args.roots.is_empty() && args.estimate.simulate.is_none() {
+        return Err(Error::usage("no directory to measure")
+            .hint("give one on each drive, or rates of drives that are not there with --simulate"));
+    }
     let plot = args.plot.as_deref().map(WholeFile::new).transpose()?;
     let wanted = wanted(&args.estimate, shown)?;
     match (&args.estimate.simulate, wanted) {
@@ -163,7 +172,7 @@ fn wanted(args: &EstimateArgs, shown: &Shown) -> Result<Option<Wanted>> {
             if dir.exists() || args.shape.is_none() {
                 return error;
             }
-            Error::usage(format!("--shape {}: no such shape, nor a model directory", dir.display()))
+            Error::model(format!("--shape {}: no such shape, nor a model directory", dir.display()))
                 .hint(format!("give one of {names}, or a directory with config.json and the shards"))
         })?,
         (None, None) => return Ok(None),
@@ -176,6 +185,7 @@ fn wanted(args: &EstimateArgs, shown: &Shown) -> Result<Option<Wanted>> {
         cache_share: args.cache_share.or(share).unwrap_or(CACHE_SHARE),
         compute: args.compute_ms.unwrap_or(if is_k3 { K3_COMPUTE } else { Duration::ZERO }),
         in_turn: args.in_turn,
+        precision: args.precision.unwrap_or(PRECISION),
         tokens: args.tokens,
         seed: args.seed.unwrap_or(0),
         trace: args.trace.clone(),

@@ -11,7 +11,7 @@ use crate::checkpoint::Manifest;
 use crate::config::ModelConfig;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::store::simulate::{SimulatedDrive, SimulatedFigures, SimulatedRun};
+use crate::store::simulate::{self, SimulatedDrive, SimulatedFigures, SimulatedRun};
 use crate::synth::{self, Shape};
 
 /// What of a model decides how it is read.
@@ -88,6 +88,8 @@ pub struct Run {
     pub compute: Duration,
     /// Reads and compute take turns; nothing is guessed, nothing kept.
     pub in_turn: bool,
+    /// Part of the guessed experts that come true.
+    pub precision: f64,
     /// Tokens to decode; `None`: all of the trace, or a number that is enough.
     pub tokens: Option<usize>,
     /// Decides jitter and made-up routing.
@@ -98,6 +100,9 @@ pub struct Run {
 
 /// Tokens that are made up when nothing else is said.
 const TOKENS: usize = 200;
+/// Tokens that fill the memory before the others, and are not counted: so many, or what a trace can spare.
+const WARM_UP: usize = 50;
+const WARM_UP_PART: usize = 5;
 
 /// What the simulation was of, and what came out.
 #[derive(Debug, Clone, Serialize)]
@@ -110,8 +115,12 @@ pub struct Estimate {
     pub compute_ms: f64,
     /// Whether reads and compute take turns.
     pub in_turn: bool,
-    /// Tokens decoded.
+    /// Part of the guessed experts that come true.
+    pub precision: f64,
+    /// Tokens decoded and counted.
     pub tokens: usize,
+    /// Tokens before them.
+    pub warm_up: usize,
     /// Decides jitter and made-up routing.
     pub seed: u64,
     /// The trace; null for made-up routing.
@@ -142,11 +151,13 @@ pub fn estimate(model: &Model, drives: &[DriveOnPaper], run: &Run) -> Result<Est
         Some(path) => Routing::recorded(path, model)?,
         None => Routing::made_up(model, run.seed),
     };
-    let tokens = match (routing.len(), run.tokens) {
+    let (tokens, warm_up) = match (routing.len(), run.tokens) {
         (Some(there), Some(asked)) if asked > there => {
             return Err(Error::usage(format!("--tokens {asked}: the trace has {there} decoded tokens")));
         }
-        (there, asked) => asked.or(there).unwrap_or(TOKENS),
+        (Some(there), Some(asked)) => (asked, WARM_UP.min(there - asked)),
+        (Some(there), None) => (there - WARM_UP.min(there / WARM_UP_PART), WARM_UP.min(there / WARM_UP_PART)),
+        (None, asked) => (asked.unwrap_or(TOKENS), WARM_UP),
     };
     let cache_share = if run.in_turn { 0.0 } else { run.cache_share };
     let simulated = SimulatedRun {
@@ -157,7 +168,9 @@ pub fn estimate(model: &Model, drives: &[DriveOnPaper], run: &Run) -> Result<Est
         cache_share,
         compute: run.compute,
         in_turn: run.in_turn,
+        precision: run.precision,
         tokens,
+        warm_up: if run.in_turn { 0 } else { warm_up },
         seed: run.seed,
     };
     let on_paper: Vec<SimulatedDrive> = drives
@@ -168,27 +181,20 @@ pub fn estimate(model: &Model, drives: &[DriveOnPaper], run: &Run) -> Result<Est
             jitter: drive.jitter,
         })
         .collect();
-    let ladder = ladder(&on_paper, &simulated, &mut |token, layer| routing.experts(token, layer))?;
+    let ladder = simulate::ladder(&on_paper, &simulated, &mut |token| routing.token(token));
     Ok(Estimate {
         model: model.clone(),
         cache_share,
         compute_ms: run.compute.as_secs_f64() * 1e3,
         in_turn: run.in_turn,
+        precision: run.precision,
         tokens,
+        warm_up: simulated.warm_up,
         seed: run.seed,
         trace: run.trace.as_ref().map(|path| path.display().to_string()),
         drives: drives.to_vec(),
         ladder,
     })
-}
-
-/// The store's simulated step loop.
-fn ladder(
-    _drives: &[SimulatedDrive],
-    _run: &SimulatedRun,
-    _routing: &mut dyn FnMut(usize, usize) -> Vec<u16>,
-) -> Result<Vec<SimulatedFigures>> {
-    Err(Error::other("the simulation is not available in this build"))
 }
 
 #[cfg(test)]

@@ -25,7 +25,10 @@ pub(super) fn find(dirs: &[PathBuf]) -> Result<Vec<Root>> {
     let mut roots: Vec<Root> = Vec::with_capacity(dirs.len());
     let mut refused: Vec<(Kind, String)> = Vec::new();
     for dir in dirs {
+        let place = |dir: &Path| dir.canonicalize().ok();
+        let is_twice = roots.iter().any(|root| place(&root.dir).is_some_and(|found| Some(found) == place(dir)));
         match look(dir) {
+            Ok(_) if is_twice => refused.push((Kind::Usage, format!("{}: given twice", shown(dir)))),
             Ok(device) => {
                 let first = roots.iter().position(|root| root.device.is_same(&device)).unwrap_or(roots.len());
                 roots.push(Root { dir: dir.clone(), device, first });
@@ -101,10 +104,18 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, "x").unwrap();
-        let dirs = [folder.path().to_owned(), folder.path().join("missing"), file.clone(), file.join("x"), "".into()];
+        let again = folder.path().join("./");
+        let dirs =
+            [folder.path().to_owned(), folder.path().join("missing"), file.clone(), file.join("x"), "".into(), again];
         let error = find(&dirs).unwrap_err();
         assert_eq!(error.kind(), Kind::Usage);
-        for part in ["missing: no such directory", "file: is not a directory", "file/x: no such", "\"\": no such"] {
+        for part in [
+            "missing: no such directory",
+            "file: is not a directory",
+            "file/x: no such",
+            "\"\": no such",
+            "/./: given twice",
+        ] {
             assert!(error.message().contains(part), "{part}: {error}");
         }
     }
@@ -112,9 +123,9 @@ mod tests {
     #[test]
     fn directories_of_one_drive_are_one_drive() {
         let folder = tempfile::tempdir().unwrap();
-        let dirs = ["a", "b"].map(|name| folder.path().join(name));
+        let dirs = ["a", "b", "c"].map(|name| folder.path().join(name));
         dirs.iter().for_each(|dir| fs::create_dir(dir).unwrap());
-        let roots = find(&[dirs[0].clone(), dirs[1].clone(), dirs[0].clone()]).unwrap();
+        let roots = find(&dirs).unwrap();
         assert_eq!(roots.iter().map(|root| root.first).collect::<Vec<_>>(), [0, 0, 0]);
         let notices = notices(&roots);
         assert_eq!(notices.iter().filter(|notice| notice.contains("the same drive")).count(), 2, "{notices:?}");

@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 use crate::store::trace::Trace as Recorded;
 use crate::synth::trace::{Trace as MadeUp, TraceShape};
 
-/// Experts of one token: ascending, a list a layer.
-type Token = Vec<Vec<u16>>;
+/// Experts of one token, `[moe_layers, top_k]`, ascending within a layer.
+type Token = Vec<u16>;
 
 /// Tokens that can be asked for in any order.
 #[derive(Debug, Clone)]
@@ -42,15 +42,14 @@ impl Routing {
         self.source.is_none().then_some(self.tokens.len())
     }
 
-    /// The experts of `token` in `layer`, both counted from 0, the layer among those with experts.
-    pub(super) fn experts(&mut self, token: usize, layer: usize) -> Vec<u16> {
+    /// The experts of the token with this number, from 0.
+    pub(super) fn token(&mut self, token: usize) -> Token {
         if let Some(source) = &mut self.source {
-            let top_k = source.shape().top_k;
             while self.tokens.len() <= token {
-                self.tokens.push(source.next_token().chunks_exact(top_k).map(<[u16]>::to_vec).collect());
+                self.tokens.push(source.next_token().to_vec());
             }
         }
-        self.tokens[token % self.tokens.len()][layer].clone()
+        self.tokens[token % self.tokens.len()].clone()
     }
 }
 
@@ -70,11 +69,11 @@ fn tokens(trace: &Recorded, model: &Model) -> Result<Vec<Token>, String> {
         ));
     }
     let mut tokens: Vec<Token> = Vec::new();
-    let mut token: Token = Vec::new();
+    let mut token: Vec<&[u16]> = Vec::new();
     let mut last = None;
-    let mut keep = |token: Token| {
+    let mut keep = |token: Vec<&[u16]>| {
         if token.len() == layers.len() && token.iter().all(|experts| experts.len() == model.top_k) {
-            tokens.push(token);
+            tokens.push(token.concat());
         }
     };
     for (layer, experts) in trace.requests() {
@@ -82,7 +81,7 @@ fn tokens(trace: &Recorded, model: &Model) -> Result<Vec<Token>, String> {
             keep(std::mem::take(&mut token));
         }
         last = Some(layer);
-        token.push(experts.to_vec());
+        token.push(experts);
     }
     keep(token);
     if tokens.is_empty() {
@@ -118,7 +117,7 @@ mod tests {
             (1, &[0, 7]),
         ]);
         let tokens = tokens(&trace, &model(2, 8, 2)).unwrap();
-        assert_eq!(tokens, [[vec![0, 1], vec![2, 3]], [vec![6, 7], vec![1, 2]]]);
+        assert_eq!(tokens, [[0, 1, 2, 3], [6, 7, 1, 2]]);
     }
 
     #[test]
@@ -137,12 +136,12 @@ mod tests {
     fn tokens_are_the_same_in_whatever_order_they_are_asked_for() {
         let model = model(3, 64, 4);
         let (mut forward, mut backward) = (Routing::made_up(&model, 5), Routing::made_up(&model, 5));
-        let all: Vec<_> = (0..6).flat_map(|t| (0..3).map(move |l| (t, l))).collect();
-        let one: Vec<_> = all.iter().map(|(t, l)| forward.experts(*t, *l)).collect();
-        let mut other: Vec<_> = all.iter().rev().map(|(t, l)| backward.experts(*t, *l)).collect();
+        let one: Vec<_> = (0..6).map(|token| forward.token(token)).collect();
+        let mut other: Vec<_> = (0..6).rev().map(|token| backward.token(token)).collect();
         other.reverse();
         assert_eq!(one, other);
-        assert_ne!(one, all.iter().map(|(t, l)| Routing::made_up(&model, 6).experts(*t, *l)).collect::<Vec<_>>());
+        assert_eq!(one[0].len(), 12);
+        assert_ne!(one[0], Routing::made_up(&model, 6).token(0));
         assert_eq!(forward.len(), None);
     }
 }

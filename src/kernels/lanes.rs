@@ -27,6 +27,12 @@ pub(super) unsafe trait Lanes: Copy {
     unsafe fn load_part(p: *const f32, n: usize) -> Self;
     /// Sixteen bfloat16 from `p` (unaligned), widened.
     unsafe fn load_bf16(p: *const u8) -> Self;
+    /// 32 bfloat16 from `p` (unaligned), widened: the first sixteen, then the others.
+    #[inline(always)]
+    unsafe fn load_bf16_pair(p: *const u8) -> [Self; 2] {
+        // SAFETY: by the trait's contract.
+        unsafe { [Self::load_bf16(p), Self::load_bf16(p.add(2 * LANES))] }
+    }
     /// The first `n` < 16 bfloat16 from `p`, widened; other lanes +0.0. Reads no byte beyond them.
     unsafe fn load_bf16_part(p: *const u8, n: usize) -> Self;
     /// Every code value × 2^(scale − 127), exact down to the subnormals; beyond f32 infinite; all NaN for scale 255.

@@ -48,6 +48,7 @@ pub(crate) struct Schedule<J> {
     tickets: u64,
     /// Pieces that were read from another copy after a failure.
     retries: u64,
+    overdue_min: Duration,
 }
 
 struct DriveState<J> {
@@ -220,7 +221,18 @@ impl<J> Schedule<J> {
     /// With more than [`DRIVES_MAX`] drives.
     pub(crate) fn new(depths: &[usize]) -> Self {
         assert!(depths.len() <= DRIVES_MAX, "a set of drives has a bit for each");
-        Self { drives: depths.iter().map(|depth| DriveState::new(*depth)).collect(), tickets: 0, retries: 0 }
+        Self {
+            drives: depths.iter().map(|depth| DriveState::new(*depth)).collect(),
+            tickets: 0,
+            retries: 0,
+            overdue_min: OVERDUE_MIN,
+        }
+    }
+
+    /// Calls reads overdue after this, however slow the drive.
+    #[cfg(test)]
+    pub(crate) fn overdue_after(&mut self, time: Duration) {
+        self.overdue_min = time;
     }
 
     /// Pieces that were read from another copy after a failure.
@@ -409,8 +421,8 @@ impl<J> Schedule<J> {
         for number in 0..self.drives.len() {
             let state = &self.drives[number];
             let expected = state.flight_bytes as f64 / state.rate.per_second();
-            let patience =
-                OVERDUE_MIN.max(Duration::try_from_secs_f64(OVERDUE_FACTOR * expected).unwrap_or(OVERDUE_MIN));
+            let slow = Duration::try_from_secs_f64(OVERDUE_FACTOR * expected).unwrap_or(self.overdue_min);
+            let patience = slow.max(self.overdue_min);
             let mut found = false;
             for at in 0..self.drives[number].flights.len() {
                 let flight = &self.drives[number].flights[at];
@@ -478,3 +490,6 @@ impl<J> Schedule<J> {
         jobs
     }
 }
+
+#[cfg(test)]
+mod tests;

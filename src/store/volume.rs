@@ -2,7 +2,6 @@
 //! whole, says so once, and tells the mode in force.
 
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -41,13 +40,14 @@ impl Volumes {
         let mut volumes = Self { list: Vec::new(), of_file: Vec::new() };
         let mut found: Vec<(u64, usize)> = Vec::new(); // device, its largest file
         let mut roots: FxHashMap<usize, u64> = FxHashMap::default();
+        let device = |path: &Path| files.device(path).map_err(|cause| unopened(path, &cause));
         for &file in used {
             let device = match files.names().root_of(file) {
                 Some((root, dir)) => match roots.get(&root) {
                     Some(device) => *device,
-                    None => *roots.entry(root).or_insert(device_of(dir)?),
+                    None => *roots.entry(root).or_insert(device(dir)?),
                 },
-                None => device_of(&files.path(file))?,
+                None => device(&files.path(file))?,
             };
             let volume = match found.iter().position(|(known, _)| *known == device) {
                 Some(at) => at,
@@ -78,33 +78,6 @@ impl Volumes {
         }
         Ok(volumes)
     }
-}
-
-/// The physical device that `path` is on.
-fn device_of(path: &Path) -> Result<u64> {
-    std::fs::metadata(path).map(|metadata| whole_device(metadata.dev())).map_err(|cause| unopened(path, &cause))
-}
-
-/// The whole disk behind a partition; `device` itself where the system does not tell.
-#[cfg(target_os = "linux")]
-fn whole_device(device: u64) -> u64 {
-    let (major, minor) = (libc::major(device), libc::minor(device));
-    // The link leads to …/block/DISK/PARTITION for a partition, whose directory alone has a file `partition`.
-    let Ok(node) = std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")) else { return device };
-    if !node.join("partition").exists() {
-        return device;
-    }
-    let of_disk = node.parent().and_then(|disk| std::fs::read_to_string(disk.join("dev")).ok());
-    let numbers = of_disk.as_deref().and_then(|text| text.trim().split_once(':'));
-    match numbers.map(|(major, minor)| (major.parse(), minor.parse())) {
-        Some((Ok(major), Ok(minor))) => libc::makedev(major, minor),
-        _ => device,
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn whole_device(device: u64) -> u64 {
-    device
 }
 
 impl Volume {

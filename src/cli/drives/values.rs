@@ -8,7 +8,7 @@ use crate::store::DRIVES_MAX;
 
 /// Beyond what any drive does, in GB/s.
 const RATE_MAX: f64 = 1e6;
-const SECONDS_MIN: f64 = 0.1;
+const SECONDS_MIN: f64 = 0.05;
 const SECONDS_MAX: f64 = 86_400.0;
 const READ_BYTES_MAX: u64 = 1 << 30;
 const MILLISECONDS_MAX: f64 = 1e7;
