@@ -286,6 +286,20 @@ fn on_paper_the_published_ladder_comes_out_and_the_engines_own_is_better() {
 }
 
 #[test]
+fn on_paper_a_table_fits_a_terminal_and_a_picture_is_drawn() {
+    let folder = tempfile::tempdir().unwrap();
+    let picture = folder.path().join("picture.svg");
+    for more in [&["--in-turn"][..], &["--cache-share", "1"]] {
+        let args = ["--simulate", "13.6,7.1", "--shape", "tiny", "--plot", text(&picture)];
+        let (out, _) = ends_with(&[&args[..], more].concat(), 0);
+        assert!(out.contains("tokens/s of tiny") && out.lines().all(|line| line.chars().count() <= 80), "{out}");
+        let drawn = fs::read_to_string(&picture).unwrap();
+        assert_well_formed(&drawn);
+        assert!(drawn.contains("2 drives") && drawn.contains("tokens/s"), "{drawn}");
+    }
+}
+
+#[test]
 fn on_paper_the_same_seed_gives_the_same_figures_and_memory_helps() {
     let rate = |ladder: &[Value]| ladder[3]["tokens_per_s"].as_f64().unwrap();
     let one = ladder(&["--seed", "3"]);
@@ -326,9 +340,9 @@ fn measured_drives_end_in_tokens_a_second() {
         assert!(estimate["ladder"][0]["tokens_per_s"].as_f64().unwrap() > 0.0, "{report}");
         assert_eq!(estimate["drives"][0]["gb_per_s"], report["drives"][0]["gb_per_s"]);
     }
-    let args = [text(folder.path()), "--seconds", "0.1", "--size", SIZE, "--tokens", "3", "--shape", "k3", "-q"];
+    let args = [text(folder.path()), "--seconds", "0.1", "--size", SIZE, "--no-direct", "--shape", "k3", "-q"];
     let table = ends_with(&args, 0).0;
-    assert!(table.contains("tokens/s of k3"), "{table}");
+    assert!(table.contains("tokens/s of k3") && table.contains("buffered reads"), "{table}");
     for line in table.lines().filter(|line| !line.contains('/') || line.contains("tokens/s")) {
         assert!(line.chars().count() <= 80, "{line}");
     }

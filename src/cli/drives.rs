@@ -71,6 +71,9 @@ pub struct DrivesArgs {
     /// Bytes of a random read [default: 17547264, an expert of K3]
     #[arg(long, value_name = "SIZE", value_parser = values::read_bytes, conflicts_with = "simulate")]
     size: Option<usize>,
+    /// Read through the page cache
+    #[arg(long, conflicts_with = "simulate")]
+    no_direct: bool,
     /// Form of the report
     #[arg(long, value_name = "FORM", default_value = "table")]
     output: Form,
@@ -252,6 +255,7 @@ fn measured(
         roots: args.roots.clone(),
         seconds: args.seconds.unwrap_or(SECONDS),
         read_bytes: args.size.unwrap_or(K3_EXPERT_BYTES),
+        direct: !args.no_direct,
     };
     let mut screen = Screen::new(shown);
     let (report, result) = drives::measure(&options, &mut |at| screen.show(at), interrupt);

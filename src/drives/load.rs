@@ -251,7 +251,7 @@ mod tests {
     fn target(folder: &tempfile::TempDir) -> Target {
         let content: Vec<u8> = (0..64 * ALIGN).map(|at| (at % 251) as u8).collect();
         std::fs::write(folder.path().join("a.safetensors"), content).unwrap();
-        Target::find(folder.path(), 2 * ALIGN, &Interrupt::new(), &()).unwrap()
+        Target::find(folder.path(), 2 * ALIGN, true, &Interrupt::new(), &()).unwrap()
     }
 
     fn counted(target: &Target, pattern: Pattern, depth: usize, time: Duration) -> Counted {

@@ -219,7 +219,8 @@ impl Measurement<'_> {
     fn alone(&self, number: usize, dir: &Path) -> Result<Target> {
         let dir = dir.display();
         self.shared.doing(format!("looking for files in {dir}"));
-        let target = Target::find(&self.options.roots[number], self.options.read_bytes, self.interrupt, self.shared)?;
+        let Options { roots, read_bytes, direct, .. } = self.options;
+        let target = Target::find(&roots[number], *read_bytes, *direct, self.interrupt, self.shared)?;
         let update = |change: &dyn Fn(&mut Drive)| change(&mut self.shared.lock().report.drives[number]);
         update(&|drive| (drive.mode, drive.source) = (Some(target.mode()), Some(target.source)));
         let seed = number as u64 * 100;

@@ -33,6 +33,8 @@ pub struct Options {
     pub seconds: f64,
     /// Bytes of a whole random read: whole pages.
     pub read_bytes: usize,
+    /// Read past the page cache where the file system allows.
+    pub direct: bool,
 }
 
 /// Where a measurement is.

@@ -59,13 +59,19 @@ pub(super) trait Watch {
 }
 
 impl Target {
-    /// Files beneath `root`, or a test file there, for reads of `read_bytes` (whole pages).
+    /// Files beneath `root`, or a test file there, for reads of `read_bytes` (whole pages), past the page cache if `direct`.
     ///
     /// Tells `watch` what is done.
     ///
     /// # Errors
     /// Kind `Io` when nothing can be read there, nor a test file be made; `Interrupted`.
-    pub(super) fn find(root: &Path, read_bytes: usize, interrupt: &Interrupt, watch: &dyn Watch) -> Result<Self> {
+    pub(super) fn find(
+        root: &Path,
+        read_bytes: usize,
+        direct: bool,
+        interrupt: &Interrupt,
+        watch: &dyn Watch,
+    ) -> Result<Self> {
         let found = model_files::find(root, read_bytes as u64, interrupt, &|| watch.alive());
         interrupt.check()?;
         if found.hollow > 0 {
@@ -81,8 +87,8 @@ impl Target {
             let source = Source { kind: SourceKind::Model, files: paths.len(), bytes: lengths.iter().sum() };
             let used: Vec<usize> = (0..paths.len()).collect();
             let files = Arc::new(Files::new(Arc::new(System), Names::of_files(paths, lengths), READERS_MAX));
-            let volumes =
-                Volumes::open(&files, &used, true).map_err(|error| Error::new(Kind::Io, error.message().to_owned()))?;
+            let volumes = Volumes::open(&files, &used, direct)
+                .map_err(|error| Error::new(Kind::Io, error.message().to_owned()))?;
             return Ok(Self::new(volumes, files, used.len(), places, read_bytes, source));
         }
         let bytes = test_file::length(root, read_bytes as u64)?;
@@ -93,7 +99,7 @@ impl Target {
             bytes as f64 / 1e9
         ));
         let TestFile { files, volumes, bytes } =
-            TestFile::make(root, bytes, interrupt, &mut |written| watch.wrote(written, bytes))?;
+            TestFile::make(root, bytes, direct, interrupt, &mut |written| watch.wrote(written, bytes))?;
         let source = Source { kind: SourceKind::TestFile, files: 1, bytes };
         let places = self::places([bytes].into_iter(), read_bytes);
         Ok(Self::new(volumes, files, 1, places, read_bytes, source))
@@ -181,7 +187,7 @@ mod tests {
 
     fn find(root: &Path, read_bytes: usize) -> (Result<Target>, Vec<String>) {
         let notices = Notices::default();
-        let target = Target::find(root, read_bytes, &Interrupt::new(), &notices);
+        let target = Target::find(root, read_bytes, true, &Interrupt::new(), &notices);
         (target, notices.0.into_inner())
     }
 

@@ -61,7 +61,13 @@ impl TestFile {
     ///
     /// # Errors
     /// Kind `Io` when it cannot be made or written; `Interrupted`.
-    pub(super) fn make(root: &Path, bytes: u64, interrupt: &Interrupt, wrote: &mut dyn FnMut(u64)) -> Result<Self> {
+    pub(super) fn make(
+        root: &Path,
+        bytes: u64,
+        direct: bool,
+        interrupt: &Interrupt,
+        wrote: &mut dyn FnMut(u64),
+    ) -> Result<Self> {
         let name = root.join(format!(".deltafin-drives-{}.tmp", std::process::id()));
         let unwritten = |cause: io::Error| {
             Error::io(format!("cannot write a test file in {}: {cause}", root.display()))
@@ -72,7 +78,7 @@ impl TestFile {
         // The probe reads a page, and what is opened is kept: nothing opens the file by its name later.
         let mut content = Content::new();
         file.write_all(content.next(ALIGN)).and_then(|()| file.sync_all()).map_err(unwritten)?;
-        let (files, volumes) = open(named.path(), bytes)?;
+        let (files, volumes) = open(named.path(), bytes, direct)?;
         drop(named);
         let mut written = ALIGN as u64;
         let mut synced = written;
@@ -100,10 +106,10 @@ fn create(path: &Path) -> io::Result<File> {
 }
 
 /// Opens the file in both ways, as far as they can be had.
-fn open(path: &Path, bytes: u64) -> Result<(Arc<Files>, Volumes)> {
+fn open(path: &Path, bytes: u64, direct: bool) -> Result<(Arc<Files>, Volumes)> {
     let names = Names::of_files(vec![path.to_owned()], vec![bytes]);
     let files = Arc::new(Files::new(Arc::new(System) as Arc<dyn Disk>, names, 0));
-    let volumes = Volumes::open(&files, &[0], true).map_err(|error| {
+    let volumes = Volumes::open(&files, &[0], direct).map_err(|error| {
         let message = error.message().to_owned();
         Error::new(Kind::Io, message)
     })?;
@@ -171,7 +177,7 @@ mod tests {
         let bytes = 9 << 20;
         let mut last = 0;
         let mut names = 0;
-        let file = TestFile::make(folder.path(), bytes, &Interrupt::new(), &mut |written| {
+        let file = TestFile::make(folder.path(), bytes, true, &Interrupt::new(), &mut |written| {
             names = names.max(entries(folder.path()));
             last = written;
         })
@@ -188,7 +194,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let interrupt = Interrupt::new();
         let raise = interrupt.clone();
-        let made = TestFile::make(folder.path(), 1 << 40, &interrupt, &mut |_| raise.raise(2));
+        let made = TestFile::make(folder.path(), 1 << 40, true, &interrupt, &mut |_| raise.raise(2));
         assert_eq!(made.err().unwrap().kind(), Kind::Interrupted(2));
         assert_eq!(entries(folder.path()), 0);
     }
@@ -197,7 +203,7 @@ mod tests {
     fn a_directory_that_is_not_there_is_an_error_that_names_it() {
         let folder = tempfile::tempdir().unwrap();
         let missing = folder.path().join("missing");
-        let error = TestFile::make(&missing, 1 << 20, &Interrupt::new(), &mut |_| ()).err().unwrap();
+        let error = TestFile::make(&missing, 1 << 20, false, &Interrupt::new(), &mut |_| ()).err().unwrap();
         assert!(error.kind() == Kind::Io && error.message().contains("missing"), "{error}");
         assert!(length(&missing, 4096).is_err());
     }

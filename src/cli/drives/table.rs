@@ -117,7 +117,7 @@ pub(super) fn of_estimate(estimate: &Estimate) -> String {
     } else {
         format!("{}% of the experts in memory", number(Some(100.0 * estimate.cache_share)))
     };
-    let _ = writeln!(text, "{memory}; {} tokens {routing}", estimate.tokens);
+    let _ = writeln!(text, "{memory};\n{} tokens {routing}", estimate.tokens);
     let _ = writeln!(
         text,
         "  {:>6}{:>9}{:>10}{:>9}{:>8}{:>8}{:>12}{:>14}",
