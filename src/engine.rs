@@ -15,7 +15,7 @@ use crate::model::{Machine, Model, Routes, Scratch, Sequence};
 use crate::plan::{self, Needs, Plan};
 use crate::store::histogram::Histogram;
 use crate::store::packed::PackedRoot;
-use crate::store::{ExpertStore, StoreOptions, StoreStats};
+use crate::store::{ALIGN, ExpertStore, StoreOptions, StoreStats};
 use crate::trunk::{LoadProgress, Trunk};
 
 /// The common flags, resolved.
@@ -111,8 +111,8 @@ const TOKENIZER_BYTES_PER_ID: [(&str, u64); 2] = [("tiktoken.model", 80), ("toke
 const CATALOG_BYTES_PER_EXPERT: u64 = 400;
 /// Reads in flight and bytes of each: deep enough to keep an NVMe drive busy, small enough to share an expert among
 /// threads.
-const QUEUE_DEPTH: usize = 8;
-const PIECE_BYTES: usize = 2 << 20;
+pub(crate) const QUEUE_DEPTH: usize = 8;
+pub(crate) const PIECE_BYTES: usize = 2 << 20;
 
 /// A model ready to compute.
 pub struct Engine {
@@ -154,6 +154,18 @@ impl Engine {
         let slot = ExpertStore::slot_bytes(&manifest, &roots)?;
         let (step_rows, plan) = make_plan(&config, &manifest, slot, options)?;
         Ok(Survey { config, manifest, roots, step_rows, plan })
+    }
+
+    /// The memory plan of a model on a machine that is not this one, which has `memory` bytes for it.
+    ///
+    /// # Errors
+    /// `Memory` below the floor, `Usage` for a context that the model does not have.
+    pub fn plan_elsewhere(config: &ModelConfig, manifest: &Manifest, context: usize, memory: u64) -> Result<Plan> {
+        let options = EngineOptions { memory: Some(memory), ..EngineOptions::new(&manifest.dir, context) };
+        // An expert that begins and ends within pages.
+        let slot = if manifest.experts.is_some() { manifest.expert_bytes() + 2 * ALIGN as u64 } else { 0 };
+        let fit = |needs: &Needs| plan::plan_elsewhere(needs, memory);
+        make_plan_with(config, manifest, slot, &options, &fit).map(|(_, plan)| plan)
     }
 
     /// Opens, checks, plans and loads.
@@ -330,6 +342,18 @@ fn learn(
 
 /// The step's rows and the plan that goes with them; `slot`: bytes of an expert's slot.
 fn make_plan(config: &ModelConfig, manifest: &Manifest, slot: u64, options: &EngineOptions) -> Result<(usize, Plan)> {
+    let fit = |needs: &Needs| plan::plan(needs, options.memory, options.expert_memory);
+    make_plan_with(config, manifest, slot, options, &fit)
+}
+
+/// As [`make_plan`]; `fit` makes a plan of what is needed.
+fn make_plan_with(
+    config: &ModelConfig,
+    manifest: &Manifest,
+    slot: u64,
+    options: &EngineOptions,
+    fit: &dyn Fn(&Needs) -> Result<Plan>,
+) -> Result<(usize, Plan)> {
     if options.step == Some(0) {
         return Err(Error::usage("--step 0: a step has at least one row"));
     }
@@ -345,7 +369,7 @@ fn make_plan(config: &ModelConfig, manifest: &Manifest, slot: u64, options: &Eng
     let mut rows = options.step.unwrap_or(STEP_ROWS).min(options.context);
     let try_rows = |rows: usize| {
         let needs = needs(config, manifest, slot, options, rows);
-        plan::plan(&needs, options.memory, options.expert_memory).map(|plan| (needs, plan))
+        fit(&needs).map(|plan| (needs, plan))
     };
     loop {
         let planned = try_rows(rows);

@@ -1,5 +1,5 @@
 //! Deltafin: Kimi K3, whole and unaltered, on one machine. The dense trunk stays in memory; routed experts stream from
-//! SSDs. Uses point one way: cli → bench → engine → generate → model → {store, trunk, kernels} → checkpoint → config.
+//! SSDs. Uses point one way: cli → {bench, drives} → engine → generate → model → {store, trunk, kernels} → checkpoint → config.
 
 pub mod bench;
 pub mod bug;

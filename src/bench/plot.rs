@@ -1,21 +1,25 @@
-//! A picture of a bench: speed over the depth of the context, and what the drives did meanwhile.
+//! A picture of a measurement: speed over the depth of the context, and what the drives did meanwhile.
 
 use std::fmt::Write;
 
 use super::{Drive, Row};
-use crate::report::plot::{self, Chart, Series};
+use crate::report::plot::{self, Chart, Series, XAxis};
 
 /// An SVG document of `rows`, and of `drives` where they were recorded.
 pub fn svg(rows: &[Row], drives: &[Drive]) -> String {
-    let speed = Chart { title: "Speed over context", x: "tokens of context", y: "tokens/s", series: over_depth(rows) };
-    let drives: Vec<Series> = drives
-        .iter()
-        .filter(|drive| !drive.points.is_empty())
-        .map(|drive| Series { name: drive.path.clone(), points: drive.points.clone() })
-        .collect();
-    let drives = Chart { title: "Drives", x: "seconds", y: "GB/s", series: drives };
-    let charts = [speed, drives];
-    plot::svg(if charts[1].series.is_empty() { &charts[..1] } else { &charts })
+    let chart = |title: &str, x_name: &str, y_name: &str, series| Chart {
+        title: title.into(),
+        x: XAxis::Numbers(x_name.into()),
+        y_name: y_name.into(),
+        series,
+    };
+    let mut charts = vec![chart("Speed over context", "tokens of context", "tokens/s", over_depth(rows))];
+    let drives = drives.iter().filter(|drive| !drive.points.is_empty());
+    let drives: Vec<Series> = drives.map(|drive| Series::line(&drive.path, drive.points.clone())).collect();
+    if !drives.is_empty() {
+        charts.push(chart("Drives", "seconds", "GB/s", drives));
+    }
+    plot::svg(&charts)
 }
 
 /// A series for each test and setting, in the order in which they first appear.
@@ -35,9 +39,26 @@ fn over_depth(rows: &[Row]) -> Vec<Series> {
         let point = (row.depth as f64, rate);
         match all.iter_mut().find(|series| series.name == name) {
             Some(series) => series.points.push(point),
-            None => all.push(Series { name, points: vec![point] }),
+            None => all.push(Series::line(name, vec![point])),
         }
     }
     all.iter_mut().for_each(|series| series.points.sort_by(|a, b| a.0.total_cmp(&b.0)));
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_picture_of_nothing_and_of_odd_numbers_is_one() {
+        let odd =
+            Drive { path: "a <b> & \"c\"\n".into(), points: vec![(0.0, f64::NAN), (1.0, f64::INFINITY), (2.0, 1.0)] };
+        for drives in [&[][..], std::slice::from_ref(&odd), &[Drive { points: Vec::new(), ..odd.clone() }]] {
+            let picture = svg(&[], drives);
+            assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n"), "{picture}");
+            assert!(!picture.contains("NaN") && !picture.contains("inf"), "{picture}");
+        }
+        assert!(svg(&[], &[odd]).contains("a &lt;b&gt; &amp; &quot;c&quot; "));
+    }
 }

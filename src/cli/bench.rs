@@ -4,8 +4,6 @@ mod lines;
 mod table;
 mod watch;
 
-use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
@@ -19,6 +17,7 @@ use crate::error::{Error, Kind, Result};
 use crate::interrupt::Interrupt;
 use crate::kernels::Isa;
 use crate::report::progress::Reporter;
+use crate::report::whole_file::WholeFile;
 use crate::text::{Specials, Tokenizer, normalize_input};
 
 use table::Printer;
@@ -169,7 +168,7 @@ enum Form {
 
 pub(super) fn run(args: &BenchArgs, shown: &Shown, interrupt: &Interrupt) -> Result<()> {
     let tests = tests(args)?;
-    let mut plot = args.plot.as_deref().map(Plot::create).transpose()?;
+    let plot = args.plot.as_deref().map(WholeFile::new).transpose()?;
     let reporter = Reporter::new(shown);
     let model = args::model_dir(&args.model)?;
     let options = Options {
@@ -193,8 +192,8 @@ pub(super) fn run(args: &BenchArgs, shown: &Shown, interrupt: &Interrupt) -> Res
     // Rows that are done are worth printing, whatever ended the run.
     let interrupted = matches!(&measured, Err(error) if matches!(error.kind(), Kind::Interrupted(_)));
     let printed = if measured.is_ok() || interrupted || !rows.is_empty() { printer.finish() } else { Ok(()) };
-    if let Some(plot) = &mut plot {
-        plot.write(&bench::svg(&rows, &bench.drives()))?;
+    if let Some(plot) = &plot {
+        plot.write(bench::svg(&rows, &bench.drives()).as_bytes())?;
     }
     rows.iter().filter(|row| row.is_noisy()).for_each(|row| {
         reporter.notice(&format!(
@@ -260,27 +259,6 @@ fn ids(file: &Path, model: &Path) -> Result<Vec<u32>> {
         return Err(Error::usage(format!("--text {name}: the text is empty")));
     }
     Ok(ids)
-}
-
-/// The file of `--plot`, opened before anything is measured.
-struct Plot<'a> {
-    path: &'a Path,
-    file: File,
-}
-
-impl<'a> Plot<'a> {
-    fn create(path: &'a Path) -> Result<Self> {
-        let file = File::create(path).map_err(|error| unwritten(path, &error))?;
-        Ok(Self { path, file })
-    }
-
-    fn write(&mut self, picture: &str) -> Result<()> {
-        self.file.write_all(picture.as_bytes()).map_err(|error| unwritten(self.path, &error))
-    }
-}
-
-fn unwritten(path: &Path, error: &std::io::Error) -> Error {
-    Error::io(format!("cannot write {}: {error}", path.display()))
 }
 
 #[cfg(test)]

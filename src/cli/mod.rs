@@ -94,7 +94,7 @@ pub enum Command {
     Tokenize(tokenize::TokenizeArgs),
     /// Write experts to one file each on drive roots, and the trunk to one file
     Pack(pack::PackArgs),
-    /// Measure what drives deliver
+    /// Measure drives alone and together, and what tokens/s they allow
     Drives(drives::DrivesArgs),
     /// Make a synthetic checkpoint
     Synth(synth::SynthArgs),

@@ -49,7 +49,7 @@ impl Memory {
     }
 
     /// What they have left now.
-    fn left(&self) -> Option<u64> {
+    pub fn left(&self) -> Option<u64> {
         self.available.into_iter().chain(self.cgroup.as_ref().map(|cgroup| cgroup.left)).min()
     }
 }

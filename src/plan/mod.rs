@@ -76,6 +76,19 @@ pub fn plan(needs: &Needs, memory: Option<u64>, expert_memory: Option<u64>) -> R
     fit(needs, limit::limit(memory, &Memory::now())?, expert_memory)
 }
 
+/// As [`plan`], for a machine that is not this one: it has `memory` bytes for the run.
+///
+/// # Errors
+/// Kind `Memory` below the floor.
+pub fn plan_elsewhere(needs: &Needs, memory: u64) -> Result<Plan> {
+    fit(needs, Limit { bytes: memory, source: "--memory".to_owned(), most: None, free: None }, None)
+}
+
+/// Bytes that can be had now; `None` where the system does not tell.
+pub(crate) fn free() -> Option<u64> {
+    Memory::now().left()
+}
+
 fn fit(needs: &Needs, limit: Limit, expert_memory: Option<u64>) -> Result<Plan> {
     let slots_min = if needs.slot == 0 { 0 } else { needs.slots_min };
     let slots_max = if needs.slot == 0 { 0 } else { needs.slots_max.max(slots_min) };

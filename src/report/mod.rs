@@ -4,3 +4,4 @@ pub mod json;
 pub mod plot;
 pub mod progress;
 mod progress_line;
+pub mod whole_file;

@@ -41,11 +41,12 @@ use crate::interrupt::Interrupt;
 
 pub(crate) use self::check::reserved_scale;
 pub(crate) use self::files::{Files, Names};
-pub(crate) use self::reader::{Disk, System, Tally};
+pub(crate) use self::reader::{Disk, ReadError, System, Tally};
 pub use self::request::{Expert, Request};
+pub(crate) use self::schedule::DRIVES_MAX;
 pub(crate) use self::sealed::checksum;
 pub(crate) use self::slab::{ALIGN, Region};
-pub(crate) use self::volume::{Volume, Volumes, device_name};
+pub(crate) use self::volume::Volumes;
 
 /// How long the end waits for reads in flight; one that takes longer is left behind.
 const SHUTDOWN: Duration = Duration::from_millis(500);

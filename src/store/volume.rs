@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustc_hash::FxHashMap;
 
 use super::files::Files;
-use super::reader::{self, Cause, Disk, ReadError, Stop, System, Tally, continue_read, is_refusal, whole_pages};
+use super::reader::{self, Cause, ReadError, Stop, Tally, continue_read, is_refusal, whole_pages};
 use super::slab::{ALIGN, Region};
 use crate::error::{Error, Kind, Result};
 
@@ -100,25 +100,6 @@ impl Volumes {
         }
         Ok(volumes)
     }
-}
-
-/// Name of the physical device that `path` is on, such as `nvme0n1`; its number where the system gives no name.
-///
-/// # Errors
-/// Kind `Model` when there is no such path.
-pub(crate) fn device_name(path: &Path) -> Result<String> {
-    let device = System.device(path).map_err(|cause| unopened(path, &cause))?;
-    #[cfg(target_os = "linux")]
-    {
-        let (major, minor) = (libc::major(device), libc::minor(device));
-        let node = std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok();
-        if let Some(name) = node.as_deref().and_then(Path::file_name) {
-            return Ok(name.display().to_string());
-        }
-        Ok(format!("{major}:{minor}"))
-    }
-    #[cfg(not(target_os = "linux"))]
-    Ok(device.to_string())
 }
 
 impl Volume {

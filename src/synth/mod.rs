@@ -4,6 +4,7 @@
 mod config;
 mod dir;
 pub mod figures;
+mod outline;
 mod recipe;
 pub mod rng;
 mod routing;
@@ -16,6 +17,7 @@ mod usage;
 mod values;
 mod writer;
 
+pub use outline::outline;
 pub use recipe::{Content, Recipe};
 pub use shape::{Preset, Shape};
 pub use writer::{Made, write};

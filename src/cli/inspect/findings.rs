@@ -5,9 +5,9 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::copies::{self, Copies};
-use super::file_system;
 use crate::checkpoint::{ExpertFormat, Manifest};
 use crate::config::{AttentionKind, Family, FeedForwardKind, ModelConfig};
+use crate::drives::mounts;
 use crate::engine::{Engine, EngineOptions, Survey};
 use crate::error::{Error, Kind, Result};
 use crate::interrupt::Interrupt;
@@ -123,7 +123,7 @@ pub(super) struct Reading<'a> {
 
 impl Drive {
     fn new(path: String, mode: impl Into<String>) -> Self {
-        Self { file_system: file_system::of(path.as_ref()), path, mode: mode.into() }
+        Self { file_system: mounts::of(path.as_ref()).map(|mount| mount.kind), path, mode: mode.into() }
     }
 }
 

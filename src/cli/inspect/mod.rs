@@ -1,7 +1,6 @@
 //! `deltafin inspect`: what a directory is, what running it takes, and what stands in the way.
 
 mod copies;
-pub(super) mod file_system;
 mod findings;
 mod show;
 
