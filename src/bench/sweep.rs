@@ -23,6 +23,9 @@ use crate::model::Mark;
 /// Tokens generated to warm up, at most: enough to fill the cache with what the model uses.
 const WARM_UP_TOKENS: usize = 16;
 
+/// Repetitions of a test, at most; a larger number is a slip.
+const REPETITIONS_MAX: usize = 10_000;
+
 /// A measurement, from the options to the end of the program: it keeps the engine, whose memory and reads take a while to
 /// end, so that what was measured can be shown before.
 pub struct Bench {
@@ -39,6 +42,13 @@ impl Bench {
     pub fn new(options: Options) -> Result<Self> {
         if options.tests.is_empty() || options.depths.is_empty() || options.repetitions == 0 {
             return Err(Error::usage("nothing to measure: no tokens are asked for"));
+        }
+        if options.repetitions > REPETITIONS_MAX {
+            return Err(Error::usage(format!(
+                "{} repetitions, where {REPETITIONS_MAX} are the most",
+                options.repetitions
+            ))
+            .hint("-r takes the number of times that each test is run"));
         }
         Ok(Self { options, engine: None, timeline: Timeline::default() })
     }
@@ -66,6 +76,10 @@ impl Bench {
         let engine_options = self.engine_options()?;
         let Survey { config, manifest, .. } = Engine::survey(&engine_options)?;
         let settings = settings(options);
+        if let Some(threads) = options.threads.iter().copied().max() {
+            // A number that cannot be had is refused now, not when its turn comes.
+            Compute::new(engine_options.isa, threads, interrupt.clone())?;
+        }
         // Before the model is in memory, which leaves no room for what is read then.
         let limits = limits_of(options, &engine_options, &settings, &manifest, interrupt)?;
         reset_peak_memory();
