@@ -185,7 +185,7 @@ fn a_cold_prompt_in_one_step_reads_each_needed_expert_once() {
         let padding = number(row, "bytes_read") / number(row, "expert_bytes_needed");
         assert!((1.0..=1.05).contains(&padding), "{row}");
         let experts = number(row, "expert_bytes_needed") / (3.0 * 512.0 * 256.0 / 32.0 * 17.0);
-        assert!(experts >= 3.0 * 8.0 && experts <= 3.0 * 48.0, "{experts} experts");
+        assert!((3.0 * 8.0..=3.0 * 48.0).contains(&experts), "{experts} experts");
     }
 }
 
