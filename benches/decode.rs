@@ -2,17 +2,15 @@
 //! arithmetic take alone: `cargo bench --bench decode -- [--dir DIR] [--slice] [--steps N] [--rounds N] [--keep]`.
 //!
 //! Each round measures, one after the other: steps that read all their experts (wall), the same steps with all experts in
-//! memory (compute), and the same bytes read as fast as the drive gives them (read). A step that hides one behind the
+//! memory (compute), and the rate of the drive for random reads of experts (read: the same bytes at that rate). A step that hides one behind the
 //! other takes no longer than the longer of the two.
 //!
 //! `--slice` takes three layers of K3's full width (7 GB of files, 6 GB of memory), else the trunk is a small one.
 
-use std::fs::File;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use deltafin::bench::drive_rate;
 use deltafin::checkpoint::Manifest;
 use deltafin::config::ModelConfig;
 use deltafin::engine::{Engine, EngineOptions};
@@ -21,11 +19,6 @@ use deltafin::interrupt::Interrupt;
 use deltafin::model::{Observer, Routes};
 use deltafin::synth::{self, Content, Preset, Recipe, Shape};
 
-const PAGE: u64 = 4096;
-/// Bytes of one read.
-const PIECE_BYTES: u64 = 4 << 20;
-/// Queue depths that the drive's best is looked for at.
-const DEPTHS: [usize; 4] = [2, 4, 8, 16];
 /// Steps before any that are measured.
 const WARM_UP: usize = 2;
 
@@ -74,18 +67,18 @@ fn main() {
         let before = engine.store_stats().misses;
         let compute = time(|| run(&engine, &mut session, round, &config, &args, false));
         assert_eq!(engine.store_stats().misses, before, "all experts fit in memory");
-        let read = DEPTHS.map(|depth| time(|| read_raw(&manifest, &places, depth)));
+        let rate = drive_rate(&manifest, true, &Interrupt::new()).expect("the drive reads").expect("there are experts");
         read_bytes = places.len() as u64 * manifest.expert_bytes();
         times[0].push(wall);
         times[1].push(compute);
-        times[2].push(read.into_iter().fold(f64::INFINITY, f64::min));
+        times[2].push(read_bytes as f64 / rate);
     }
     let ratios: Vec<f64> = (0..args.rounds).map(|at| times[0][at] / times[1][at].max(times[2][at])).collect();
     let [wall, compute, read] = times.map(|times| median(&times) / args.steps as f64);
     let gb = read_bytes as f64 / 1e9 / args.steps as f64;
     println!("a step     {:>9.2} ms  {:.2} tokens/s, {gb:.3} GB", 1e3 * wall, 1.0 / wall);
     println!("compute    {:>9.2} ms  with all experts in memory", 1e3 * compute);
-    println!("read       {:>9.2} ms  {:.3} GB/s, best of queue depths {DEPTHS:?}", 1e3 * read, gb / read);
+    println!("read       {:>9.2} ms  {:.3} GB/s, the drive's best of several queue depths", 1e3 * read, gb / read);
     let (least, most) = ratios.iter().fold((f64::INFINITY, 0.0_f64), |(a, b), r| (a.min(*r), b.max(*r)));
     println!("step / max(compute, read)   {:.3}  ({least:.3}–{most:.3})", median(&ratios));
     drop(engine);
@@ -161,45 +154,6 @@ fn run(
         asked.extend(step(session, token(round, WARM_UP + at, config)));
     }
     asked
-}
-
-/// The same experts past the page cache by `depth` threads, with nothing done to them.
-fn read_raw(manifest: &Manifest, asked: &[(u16, u16)], depth: usize) -> u64 {
-    let table = manifest.experts.as_ref().expect("the model has experts");
-    let mut pieces = Vec::new();
-    for &(layer, expert) in asked {
-        let parts = table.places(layer, expert).expect("the model has the expert");
-        let file = parts[0].0;
-        let start = parts.iter().map(|part| part.1).min().unwrap_or(0) / PAGE * PAGE;
-        let end = parts.iter().zip(&table.part_bytes).map(|(part, len)| part.1 + len).max().unwrap_or(0);
-        pieces.extend((start..end).step_by(PIECE_BYTES as usize).map(|at| (file, at, PIECE_BYTES.min(end - at))));
-    }
-    let files: Vec<File> = manifest.shards.iter().map(|path| open_direct(path)).collect();
-    let next = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        for _ in 0..depth {
-            scope.spawn(|| {
-                let mut memory = vec![0_u8; (PIECE_BYTES + 2 * PAGE) as usize];
-                let start = memory.as_ptr().align_offset(PAGE as usize);
-                while let Some(&(file, at, len)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let end = start + len.next_multiple_of(PAGE) as usize;
-                    let got = files[usize::from(file)].read_at(&mut memory[start..end], at);
-                    assert!(got.expect("the files can be read") as u64 + PAGE > len);
-                }
-            });
-        }
-    });
-    pieces.iter().map(|(_, _, len)| len).sum()
-}
-
-fn open_direct(path: &Path) -> File {
-    let mut options = File::options();
-    options.read(true);
-    #[cfg(target_os = "linux")]
-    options.custom_flags(libc::O_DIRECT);
-    #[cfg(not(target_os = "linux"))]
-    options.custom_flags(0);
-    options.open(path).expect("the files can be opened past the page cache; try another --dir")
 }
 
 /// Seconds of `work`.

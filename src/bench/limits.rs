@@ -61,7 +61,7 @@ struct Read {
 ///
 /// # Errors
 /// `Model` and `Io` as reading reports; `Interrupted`.
-pub(super) fn of_drives(manifest: &Manifest, direct: bool, interrupt: &Interrupt) -> Result<Option<f64>> {
+pub fn drive_rate(manifest: &Manifest, direct: bool, interrupt: &Interrupt) -> Result<Option<f64>> {
     let (paths, lengths, experts) = places(manifest);
     if experts.is_empty() {
         return Ok(None);
@@ -182,14 +182,14 @@ mod tests {
     #[test]
     fn the_drives_of_a_model_have_a_rate_and_an_interrupt_ends_it() {
         let interrupt = Interrupt::new();
-        assert!(of_drives(&demo(), true, &interrupt).unwrap().unwrap() > 0.0);
+        assert!(drive_rate(&demo(), true, &interrupt).unwrap().unwrap() > 0.0);
         interrupt.raise(2);
-        assert_eq!(of_drives(&demo(), false, &interrupt).unwrap_err().kind(), Kind::Interrupted(2));
+        assert_eq!(drive_rate(&demo(), false, &interrupt).unwrap_err().kind(), Kind::Interrupted(2));
     }
 
     #[test]
-    fn a_model_without_experts_has_no_rate_of_drives() {
+    fn a_model_without_experts_has_no_rate_drive_rate() {
         let manifest = Manifest { experts: None, ..demo() };
-        assert_eq!(of_drives(&manifest, true, &Interrupt::new()).unwrap(), None);
+        assert_eq!(drive_rate(&manifest, true, &Interrupt::new()).unwrap(), None);
     }
 }

@@ -127,7 +127,7 @@ fn limits_of(
     if !options.limits {
         return Ok(vec![None; settings.len()]);
     }
-    let disk = limits::of_drives(manifest, engine.direct, interrupt)?;
+    let disk = limits::drive_rate(manifest, engine.direct, interrupt)?;
     let mut known: Vec<(usize, Limits)> = Vec::new();
     let limits = settings.iter().map(|(threads, _)| {
         let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
