@@ -5,12 +5,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::checkpoint::Manifest;
 use crate::config::ModelConfig;
+use crate::demo;
 use crate::error::{Error, Result};
 use crate::generate::{LOGIT_ROWS, Session};
 use crate::interrupt::Interrupt;
 use crate::kernels::{Compute, Isa};
-use crate::model::{Machine, Model, Scratch, Sequence};
+use crate::learned::{Kept, Learned};
+use crate::model::{Machine, Model, Routes, Scratch, Sequence};
 use crate::plan::{self, Needs, Plan};
+use crate::store::histogram::Histogram;
+use crate::store::packed::PackedRoot;
 use crate::store::{ExpertStore, StoreOptions, StoreStats};
 use crate::trunk::{LoadProgress, Trunk};
 
@@ -23,7 +27,7 @@ pub struct EngineOptions {
     pub memory: Option<u64>,
     /// `--expert-memory`, bytes.
     pub expert_memory: Option<u64>,
-    /// `--threads`; `None`: one a physical core this process may use.
+    /// `--threads`; see [`EngineOptions::thread_count`].
     pub threads: Option<usize>,
     /// `--isa`.
     pub isa: Option<Isa>,
@@ -63,6 +67,13 @@ impl EngineOptions {
     }
 }
 
+impl EngineOptions {
+    /// Threads that compute: as asked, or one a processor that this process may use.
+    pub fn thread_count(&self) -> usize {
+        self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get))
+    }
+}
+
 /// What opening and prefilling report to whoever shows progress. All methods may be called from the calling thread only.
 pub trait Progress {
     /// `done` of `total` trunk bytes are in memory.
@@ -71,6 +82,11 @@ pub trait Progress {
     fn prefill(&self, done: usize, total: usize, layer: usize, layers: usize, bytes: u64);
     /// Something the user should know once (a drive reads buffered).
     fn notice(&self, text: &str);
+    /// Something the user must know although fewer words were asked for: what keeps the run waiting without end, or what
+    /// of the input was left out.
+    fn warning(&self, text: &str) {
+        self.notice(text);
+    }
 }
 
 /// A [`Progress`] that shows nothing.
@@ -85,25 +101,30 @@ impl Progress for () {
 const STEP_ROWS: usize = 512;
 /// The step is halved until its buffers take no more than this part of the limit.
 const STEP_SHARE: u64 = 16;
-/// Bytes that are not counted part by part: code, the stacks, tables, output buffers.
-const FIXED_BYTES: u64 = 40 << 20;
-/// The tokenizer's tables, for an id.
-const TOKENIZER_BYTES_PER_ID: u64 = 160;
+/// Bytes that are not counted part by part: code, tables, output buffers, what the allocator keeps of the parsing.
+const FIXED_BYTES: u64 = 16 << 20;
+/// Stack and allocator of a thread that computes.
+const THREAD_BYTES: u64 = 256 << 10;
+/// A tokenizer's tables, for an id, by the file that it is made from: merges cost more than ranks.
+const TOKENIZER_BYTES_PER_ID: [(&str, u64); 2] = [("tiktoken.model", 80), ("tokenizer.json", 420)];
 /// Headers' and catalog's cost for a routed expert.
 const CATALOG_BYTES_PER_EXPERT: u64 = 400;
 /// Reads in flight and bytes of each: deep enough to keep an NVMe drive busy, small enough to share an expert among
 /// threads.
 const QUEUE_DEPTH: usize = 8;
-const PIECE_BYTES: usize = 4 << 20;
+const PIECE_BYTES: usize = 2 << 20;
 
 /// A model ready to compute.
 pub struct Engine {
     plan: Plan,
     model: Model,
+    /// Before the store: it ends first, and its reads with it.
+    learned: Option<Learned>,
     store: Option<Arc<ExpertStore>>,
     compute: Compute,
     scratch: Mutex<Scratch>,
     context: usize,
+    lookahead: bool,
     interrupt: Interrupt,
 }
 
@@ -113,6 +134,8 @@ pub struct Survey {
     pub config: ModelConfig,
     /// Its tensors.
     pub manifest: Manifest,
+    /// Drive roots that hold its experts.
+    pub roots: Vec<PackedRoot>,
     /// Most rows of a step.
     pub step_rows: usize,
     /// The memory plan.
@@ -127,8 +150,10 @@ impl Engine {
     pub fn survey(options: &EngineOptions) -> Result<Survey> {
         let config = ModelConfig::load(&options.model)?;
         let manifest = Manifest::open(&options.model, &config)?;
-        let (step_rows, plan) = make_plan(&config, &manifest, options)?;
-        Ok(Survey { config, manifest, step_rows, plan })
+        let roots = PackedRoot::open_all(&options.experts, &manifest)?;
+        let slot = ExpertStore::slot_bytes(&manifest, &roots)?;
+        let (step_rows, plan) = make_plan(&config, &manifest, slot, options)?;
+        Ok(Survey { config, manifest, roots, step_rows, plan })
     }
 
     /// Opens, checks, plans and loads.
@@ -136,9 +161,9 @@ impl Engine {
     /// # Errors
     /// `Model` for a directory that cannot be run, `Memory` when the plan does not fit, `Io`, `Usage`, `Interrupted`.
     pub fn open(options: &EngineOptions, progress: &dyn Progress, interrupt: &Interrupt) -> Result<Self> {
-        let threads = options.threads.unwrap_or_else(default_threads);
-        let compute = Compute::new(options.isa, threads, interrupt.clone())?;
-        let Survey { config, manifest, step_rows, plan } = Self::survey(options)?;
+        let compute = Compute::new(options.isa, options.thread_count(), interrupt.clone())?;
+        let Survey { config, manifest, roots, step_rows, plan } = Self::survey(options)?;
+        plan.caution.iter().for_each(|caution| progress.notice(caution));
         interrupt.check()?;
         let loading = Loading(progress);
         let trunk = Trunk::load(&manifest, options.direct, &loading, interrupt)?;
@@ -149,15 +174,18 @@ impl Engine {
                     direct: options.direct,
                     queue_depth: QUEUE_DEPTH,
                     piece_bytes: PIECE_BYTES,
+                    verify: options.verify_reads,
                 };
-                Some(ExpertStore::open(&manifest, &options, interrupt.clone())?)
+                Some(ExpertStore::open(&manifest, &roots, &options, interrupt.clone())?)
             }
             None => None,
         };
+        let learned = store.as_ref().and_then(|store| learn(options, &config, &manifest, store, progress));
         let scratch = Mutex::new(Scratch::new(&config, step_rows)?);
         let model = Model::new(config, &manifest, &trunk, &compute)?;
+        let EngineOptions { context, lookahead, .. } = *options;
         let interrupt = interrupt.clone();
-        let engine = Self { plan, model, store, compute, scratch, context: options.context, interrupt };
+        let engine = Self { plan, model, learned, store, compute, scratch, context, lookahead, interrupt };
         engine.pass_notices_on(progress);
         Ok(engine)
     }
@@ -239,7 +267,12 @@ impl Engine {
 
     /// What a step runs on.
     pub fn machine(&self) -> Machine<'_> {
-        Machine { compute: &self.compute, store: self.store.as_deref(), interrupt: &self.interrupt }
+        Machine {
+            compute: &self.compute,
+            store: self.store.as_deref(),
+            lookahead: self.lookahead,
+            interrupt: &self.interrupt,
+        }
     }
 
     /// The step buffers; held for the length of a step.
@@ -250,6 +283,13 @@ impl Engine {
     /// Bytes of experts read so far.
     pub(crate) fn expert_bytes_read(&self) -> u64 {
         self.store.as_ref().map_or(0, |store| store.expert_bytes())
+    }
+
+    /// Counts the routes of a step of `layer`.
+    pub(crate) fn record_routes(&self, layer: usize, routes: &Routes) {
+        if let Some(learned) = &self.learned {
+            learned.record(layer, routes);
+        }
     }
 
     /// Hands the store's notices to the user.
@@ -269,12 +309,27 @@ impl LoadProgress for Loading<'_> {
     }
 }
 
-fn default_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+/// Tells the store what a token takes, and what earlier runs learned where that is wanted and to be had.
+fn learn(
+    options: &EngineOptions,
+    config: &ModelConfig,
+    manifest: &Manifest,
+    store: &Arc<ExpertStore>,
+    progress: &dyn Progress,
+) -> Option<Learned> {
+    let top_k = config.moe.as_ref()?.num_experts_per_token;
+    let Some(mut kept) = options.learn.then(|| Kept::load(manifest).ok()).flatten() else {
+        store.learn(top_k, &Histogram::new(0, 0, 0));
+        return None;
+    };
+    if let Some(notice) = kept.notice.take() {
+        progress.notice(&notice);
+    }
+    Some(Learned::start(kept, manifest, top_k, store))
 }
 
-/// The step's rows and the plan that goes with them.
-fn make_plan(config: &ModelConfig, manifest: &Manifest, options: &EngineOptions) -> Result<(usize, Plan)> {
+/// The step's rows and the plan that goes with them; `slot`: bytes of an expert's slot.
+fn make_plan(config: &ModelConfig, manifest: &Manifest, slot: u64, options: &EngineOptions) -> Result<(usize, Plan)> {
     if options.step == Some(0) {
         return Err(Error::usage("--step 0: a step has at least one row"));
     }
@@ -289,7 +344,7 @@ fn make_plan(config: &ModelConfig, manifest: &Manifest, options: &EngineOptions)
     }
     let mut rows = options.step.unwrap_or(STEP_ROWS).min(options.context);
     let try_rows = |rows: usize| {
-        let needs = needs(config, manifest, options.context, rows);
+        let needs = needs(config, manifest, slot, options, rows);
         plan::plan(&needs, options.memory, options.expert_memory).map(|plan| (needs, plan))
     };
     loop {
@@ -307,22 +362,33 @@ fn make_plan(config: &ModelConfig, manifest: &Manifest, options: &EngineOptions)
 }
 
 /// What running `config`'s model takes, part by part.
-fn needs(config: &ModelConfig, manifest: &Manifest, context: usize, rows: usize) -> Needs {
+fn needs(config: &ModelConfig, manifest: &Manifest, slot: u64, options: &EngineOptions, rows: usize) -> Needs {
     let experts = manifest.experts.as_ref();
     let all = experts.map_or(0, |experts| (experts.moe_layers.len() * experts.num_experts) as u64);
     let top_k = config.moe.as_ref().map_or(0, |moe| moe.num_experts_per_token as u64);
     let logits = (LOGIT_ROWS.min(rows) * config.vocab_size * size_of::<f32>()) as u64;
-    Needs {
+    let needs = Needs {
         trunk: Trunk::planned_bytes(manifest),
         states: Sequence::state_bytes(config),
-        latent_cache: Sequence::latent_cache_bytes(config, context),
+        latent_cache: Sequence::latent_cache_bytes(config, options.context),
         activations: Scratch::planned_bytes(config, rows) + logits,
-        slot: if all > 0 { ExpertStore::slot_bytes(manifest) } else { 0 },
+        slot,
         slots_min: top_k,
         slots_max: all,
         fixed: FIXED_BYTES
             + Model::copied_bytes(manifest)
-            + config.vocab_size as u64 * TOKENIZER_BYTES_PER_ID
+            + options.thread_count() as u64 * THREAD_BYTES
+            + tokenizer_bytes(config, manifest)
+            + demo::looked_at_bytes()
             + all * CATALOG_BYTES_PER_EXPERT,
-    }
+    };
+    // The buffers of loading are gone when what follows the trunk is first written.
+    let later = needs.states + needs.latent_cache + needs.activations + needs.slots_min.saturating_mul(needs.slot);
+    Needs { fixed: needs.fixed + Trunk::LOAD_BYTES_MAX.min(needs.trunk).saturating_sub(later), ..needs }
+}
+
+/// Tables of the tokenizer that the directory has, whether this run needs it or not.
+fn tokenizer_bytes(config: &ModelConfig, manifest: &Manifest) -> u64 {
+    let made_from = TOKENIZER_BYTES_PER_ID.iter().find(|(file, _)| manifest.dir.join(file).exists());
+    made_from.map_or(0, |(_, per_id)| config.vocab_size as u64 * per_id)
 }

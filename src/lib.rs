@@ -2,16 +2,20 @@
 //! SSDs. Uses point one way: cli → bench → engine → generate → model → {store, trunk, kernels} → checkpoint → config.
 
 pub mod bench;
+pub mod bug;
 pub mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod demo;
+pub mod drives;
 pub mod engine;
 pub mod error;
 pub mod generate;
 pub mod interrupt;
 pub mod kernels;
+pub mod learned;
 pub mod model;
+pub mod pack;
 pub mod plan;
 pub mod report;
 pub mod signals;
@@ -19,3 +23,4 @@ pub mod store;
 pub mod synth;
 pub mod text;
 pub mod trunk;
+mod user_cache;

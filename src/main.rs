@@ -1,25 +1,32 @@
 //! Parse, dispatch, error, exit code.
 
+use std::ffi::OsString;
 use std::process::exit;
 
-use clap::Parser;
 use clap::error::ErrorKind;
+use deltafin::bug;
 use deltafin::cli::{self, Cli, output};
 use deltafin::error::{Error, Kind, Result};
 use deltafin::interrupt::Interrupt;
 use deltafin::signals;
 
 fn main() {
-    let cli = Cli::try_parse().unwrap_or_else(|error| exit(show_usage(&error)));
-    let quiet = cli.shown.quiet;
-    let code = match run(&cli) {
+    exit(bug::guard(|| main_of(std::env::args_os().collect())).into());
+}
+
+/// Returns the exit code.
+fn main_of(line: Vec<OsString>) -> u8 {
+    let cli = match Cli::parse_line(line) {
+        Ok(cli) => cli,
+        Err(error) => return show_usage(&error),
+    };
+    match run(&cli) {
         Ok(()) => 0,
         Err(error) => {
-            show(&error, quiet);
+            show(&error, cli.shown.quiet);
             error.kind().exit_code()
         }
-    };
-    exit(code.into());
+    }
 }
 
 fn run(cli: &Cli) -> Result<()> {
@@ -40,14 +47,14 @@ fn show(error: &Error, quiet: bool) {
 }
 
 /// Help and version go to stdout and are no failure; whatever cannot be shown is dropped.
-fn show_usage(error: &clap::Error) -> i32 {
+fn show_usage(error: &clap::Error) -> u8 {
     let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
     let written = error.print();
     match (asked_for, written) {
-        (false, _) => Kind::Usage.exit_code().into(),
+        (false, _) => Kind::Usage.exit_code(),
         (true, Err(error)) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             output::stderr(format_args!("deltafin: cannot write to standard output: {error}"));
-            Kind::Io.exit_code().into()
+            Kind::Io.exit_code()
         }
         (true, _) => 0,
     }

@@ -1,10 +1,13 @@
-//! SIGINT, SIGTERM and SIGHUP raise the interrupt; a second one ends the process at once, and so does time.
+//! SIGINT, SIGTERM and SIGHUP raise the interrupt; a second one ends the process at once, and so does time. One that
+//! comes right behind the first is the same wish.
 
 use std::fs;
+use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 
@@ -13,6 +16,9 @@ use crate::interrupt::Interrupt;
 
 /// The run has this long to unwind after the first signal; what it wrote is flushed piece by piece before.
 const UNWIND_TIME: Duration = Duration::from_millis(900);
+/// Supervisors (GNU `timeout` among them) signal the process and then its group, which is two signals and one wish. A
+/// person who presses the key again in earnest takes longer.
+const SAME_WISH: Duration = Duration::from_millis(300);
 
 /// Installs the handlers for the rest of the process.
 ///
@@ -25,6 +31,8 @@ pub fn install(interrupt: &Interrupt) -> Result<()> {
     if !is_ignored(SIGHUP) {
         signals.add_signal(SIGHUP).map_err(refused)?;
     }
+    // A limit on file sizes then fails the write, which is told, and does not end the process without a word.
+    flag::register(SIGXFSZ, Arc::default()).map_err(refused)?;
     let interrupt = interrupt.clone();
     let watch = move || {
         let mut signals = signals.forever();
@@ -36,7 +44,8 @@ pub fn install(interrupt: &Interrupt) -> Result<()> {
                 end(first);
             });
         }
-        if let Some(second) = signals.next() {
+        let began = Instant::now();
+        if let Some(second) = signals.find(|_| began.elapsed() >= SAME_WISH) {
             end(second);
         }
     };

@@ -1,6 +1,6 @@
 //! `run`, `logits` and `tokenize` as whole programs: what reaches stdout, and how each ends.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -26,6 +26,7 @@ fn demo() -> String {
 fn deltafin(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_deltafin"));
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
     command
 }
 
@@ -360,7 +361,7 @@ fn a_full_disk_is_an_io_failure() {
         &["logits", "-m", &demo(), "-p", "Once upon", "--nll"],
         &["tokenize", "-m", &demo(), "Once"],
     ] {
-        let full = File::create("/dev/full").expect("there");
+        let full = fs::File::create("/dev/full").expect("there");
         let output = deltafin(args).stdout(full).output().expect("it ends");
         assert_eq!(output.status.code(), Some(4), "{args:?}: {}", text(&output.stderr));
     }

@@ -1,5 +1,5 @@
-//! Same input, same bits: whatever the instruction set, the threads, the step size, the number of slots, and whether rows
-//! were first tried as a draft.
+//! Same input, same bits: whatever the instruction set, the threads, the step size, the number of slots, whether experts are
+//! read ahead, and whether rows were first tried as a draft.
 
 use std::path::{Path, PathBuf};
 
@@ -112,6 +112,28 @@ fn any_number_of_slots_and_either_way_of_reading_give_the_same_bits() {
         }
         let buffered = EngineOptions { direct: false, ..roomy };
         assert_eq!(fingerprint(&buffered, &ids(70)), want, "{model}: through the page cache");
+    }
+}
+
+#[test]
+fn reading_ahead_or_not_gives_the_same_bits() {
+    for model in MODELS {
+        let roomy = options(model);
+        let survey = Engine::survey(&roomy).expect("a plan");
+        let smallest = survey.config.moe.as_ref().expect("experts").num_experts_per_token as u64;
+        let slot = survey.plan.experts / survey.plan.slots;
+        for slots in [smallest, smallest + 1, 3 * smallest, survey.plan.slots] {
+            for step in [1, 33] {
+                let of = |lookahead| {
+                    let expert_memory = Some(slots * slot);
+                    fingerprint(
+                        &EngineOptions { lookahead, expert_memory, step: Some(step), ..roomy.clone() },
+                        &ids(70),
+                    )
+                };
+                assert_eq!(of(true), of(false), "{model}: {slots} slots, steps of {step}");
+            }
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The binary as a shell sees it: exit codes, streams, help, pages, and the commands that compute nothing.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::thread;
@@ -11,6 +11,7 @@ use tempfile::TempDir;
 fn deltafin(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_deltafin"));
     command.args(args).stdin(Stdio::null()).env_remove("NO_COLOR");
+    command.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
     command
 }
 
@@ -36,7 +37,8 @@ fn ends_with(args: &[&str], code: i32) -> (String, String) {
     (out, err)
 }
 
-const COMMANDS: [&str; 8] = ["run", "demo", "bench", "logits", "inspect", "tokenize", "completions", "man"];
+const COMMANDS: [&str; 10] =
+    ["run", "demo", "bench", "logits", "inspect", "pack", "drives", "tokenize", "completions", "man"];
 
 #[test]
 fn help_is_on_stdout_and_no_failure() {
@@ -76,7 +78,8 @@ fn what_is_not_known_is_a_usage_error() {
         &["inspect", "-m", "x", "--color", "blue"],
         &["inspect", "-m", "x", "-q", "-v"],
         &["completions", "tcsh"],
-        &["demo", "-n", "0"],
+        &["demo", "-n", "-1"],
+        &["run", "-m", "demo", "-p", "x", "-n", "-1"],
     ] {
         let (out, err) = ends_with(args, 2);
         assert!(out.is_empty() && !err.is_empty(), "{args:?}\n{out}\n{err}");
@@ -125,7 +128,7 @@ fn a_reader_that_leaves_is_no_failure() {
 #[test]
 fn a_full_disk_is_an_io_failure() {
     for args in [&["completions", "zsh"][..], &["man"], &["--help"], &["demo", "--list"]] {
-        let full = File::options().write(true).open("/dev/full").expect("there");
+        let full = fs::File::options().write(true).open("/dev/full").expect("there");
         let output = deltafin(args).stdout(full).stderr(Stdio::piped()).output().expect("starts");
         let err = text(&output.stderr);
         assert_eq!(output.status.code(), Some(4), "{args:?}: {err}");
@@ -136,7 +139,7 @@ fn a_full_disk_is_an_io_failure() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_stderr_that_takes_nothing_changes_no_exit_code() {
-    let full = File::options().write(true).open("/dev/full").expect("there");
+    let full = fs::File::options().write(true).open("/dev/full").expect("there");
     let status = deltafin(&["inspect", "-m", "/nowhere"]).stderr(full).status().expect("starts");
     assert_eq!(status.code(), Some(3));
 }
@@ -333,6 +336,21 @@ fn prompts_for_the_demo_are_listed() {
 }
 
 #[test]
+fn help_without_a_width_has_lines() {
+    let wide = output(&["run", "--help"]).stdout;
+    for columns in ["0", "1", "19"] {
+        let narrow = deltafin(&["run", "--help"]).env("COLUMNS", columns).output().expect("starts").stdout;
+        assert_eq!(text(&narrow), text(&wide), "{columns}");
+    }
+}
+
+#[test]
+fn no_tokens_are_none_for_the_demo_too() {
+    let (out, err) = ends_with(&["demo", "-n", "0"], 0);
+    assert!(out.is_empty() && err.contains("0 tokens after a prompt of 4"), "{out}{err}");
+}
+
+#[test]
 fn a_signal_ends_a_run_that_waits_for_ever() {
     // The first of two may have ended it before the second comes.
     for (signals, codes) in [(&["INT"][..], &[130][..]), (&["TERM"], &[143]), (&["INT", "TERM"], &[130, 143])] {
@@ -341,6 +359,7 @@ fn a_signal_ends_a_run_that_waits_for_ever() {
         let mut command = deltafin(&["tokenize", "--tokenizer", &tokenizer]);
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut child = child.expect("starts");
+        let stdin = child.stdin.take(); // else waiting for its end would close it
         thread::sleep(Duration::from_millis(500));
         let sent = Instant::now();
         for signal in signals {
@@ -349,6 +368,7 @@ fn a_signal_ends_a_run_that_waits_for_ever() {
             thread::sleep(Duration::from_millis(50));
         }
         let status = child.wait().expect("ends");
+        drop(stdin);
         assert!(status.code().is_some_and(|code| codes.contains(&code)), "{signals:?}: {status}");
         assert!(sent.elapsed() < Duration::from_secs(1), "{signals:?}: {:?}", sent.elapsed());
     }

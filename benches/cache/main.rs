@@ -4,116 +4,24 @@
 //! HELD_OUT` it compares on such traces instead of synthetic ones; with `-- --tune` it also tells what becomes of the hit
 //! rate when one figure of the store's rule is changed.
 
+mod replay;
 mod routing;
 mod rules;
 
 use std::path::Path;
-use std::time::Instant;
 
 use deltafin::store::histogram::Histogram;
 use deltafin::store::policy::Tuning;
 use deltafin::store::trace::Trace;
 use deltafin::synth::trace::TraceShape;
 
+use self::replay::{Cache, Outcome, replay, replay_ahead};
+use self::routing::Guesses;
 use self::rules::{Frequency, Future, Ordered, Recency, Rule, hybrid};
 
 const SHARES: [f64; 5] = [0.01, 0.02, 0.04, 0.08, 0.16];
 /// Requests that make an LFU count fade to half, in tokens.
 const LFU_HALF_LIFE: f64 = 100.0;
-
-/// What a replay gave.
-#[derive(Clone, Copy, Default)]
-struct Outcome {
-    hits: u64,
-    asked: u64,
-    seconds: f64,
-}
-
-impl Outcome {
-    fn rate(self) -> f64 {
-        self.hits as f64 / self.asked.max(1) as f64
-    }
-
-    fn ns(self) -> f64 {
-        self.seconds * 1e9 / self.asked.max(1) as f64
-    }
-}
-
-/// Which experts the slots hold.
-struct Cache<'a> {
-    rule: &'a mut dyn Rule,
-    slot_of: Vec<Option<u32>>,
-    expert_in: Vec<Option<u32>>,
-    empty: Vec<u32>,
-}
-
-impl<'a> Cache<'a> {
-    fn new(rule: &'a mut dyn Rule, experts: usize, slots: usize) -> Self {
-        let empty = (0..slots as u32).rev().collect();
-        Self { rule, slot_of: vec![None; experts], expert_in: vec![None; slots], empty }
-    }
-
-    /// Loads `experts` as far as there are empty slots.
-    fn warm(&mut self, experts: &[u32]) {
-        for expert in experts {
-            let Some(slot) = self.empty.pop() else { return };
-            self.put(*expert, slot);
-            self.rule.offer(slot, *expert);
-        }
-    }
-
-    fn put(&mut self, expert: u32, slot: u32) {
-        if let Some(old) = self.expert_in[slot as usize].replace(expert) {
-            self.slot_of[old as usize] = None;
-        }
-        self.slot_of[expert as usize] = Some(slot);
-    }
-
-    /// Asks for the experts of one layer; as in the store, what is there when they are asked for stays until it was used,
-    /// and the rest comes as far ahead as there are slots. Returns how many were there.
-    fn request(&mut self, experts: &[u32]) -> u64 {
-        self.rule.requested(experts);
-        let kept = self.expert_in.len() / 2;
-        let present = experts.iter().filter_map(|expert| self.slot_of[*expert as usize]);
-        present.take(kept).for_each(|slot| self.rule.withdraw(slot));
-        let mut hits = 0;
-        for part in experts.chunks((self.expert_in.len() / 2).clamp(1, 64)) {
-            for expert in part {
-                match self.slot_of[*expert as usize] {
-                    Some(slot) => {
-                        self.rule.withdraw(slot);
-                        hits += 1;
-                    }
-                    None => {
-                        let slot = self.empty.pop().or_else(|| self.rule.victim());
-                        self.put(*expert, slot.expect("half of the slots are on offer"));
-                    }
-                }
-            }
-            for expert in part {
-                self.rule.offer(self.slot_of[*expert as usize].expect("it was put there"), *expert);
-            }
-        }
-        hits
-    }
-}
-
-/// Replays `trace`; a warm cache begins with `warm`.
-fn replay(rule: &mut dyn Rule, trace: &Trace, slots: usize, warm: &[u32]) -> Outcome {
-    let mut cache = Cache::new(rule, trace.layers() * trace.experts(), slots);
-    cache.warm(warm);
-    let mut outcome = Outcome::default();
-    let mut ids = Vec::new();
-    let start = Instant::now();
-    for (layer, experts) in trace.requests() {
-        ids.clear();
-        ids.extend(experts.iter().map(|expert| u32::from(layer) * trace.experts() as u32 + u32::from(*expert)));
-        outcome.hits += cache.request(&ids);
-        outcome.asked += ids.len() as u64;
-    }
-    outcome.seconds = start.elapsed().as_secs_f64();
-    outcome
-}
 
 fn learn(trace: &Trace) -> Histogram {
     let mut histogram = Histogram::new(0, trace.layers(), trace.experts());
@@ -189,6 +97,52 @@ fn compare(train: &Trace, held_out: &Trace, top_k: usize) {
     row("offline optimum (Belady)", "", &|slots| {
         replay(&mut Ordered::new(Future::new(held_out), slots), held_out, slots, &hottest)
     });
+}
+
+/// What reading ahead costs in bytes at 4 % of slots, or at `share`.
+fn lookahead(name: &str, train: &Trace, held_out: &Trace, guesses: &Guesses, top_k: usize, share: f64) {
+    let slots = ((held_out.layers() * held_out.experts()) as f64 * share) as usize;
+    let learned = learn(train);
+    let mut rule = hybrid(&learned, top_k, slots, Tuning::default());
+    let outcome = replay_ahead(&mut rule, held_out, guesses, slots, &learned.hottest());
+    let of_asked = |count: u64| count as f64 * 100.0 / outcome.asked.max(1) as f64;
+    println!(
+        "{name:<44} {:>5.1} % state hits, {:>4.1} % guessed and read, {:>4.1} % read in vain; bytes {:.3}",
+        outcome.rate() * 100.0,
+        of_asked(outcome.useful),
+        of_asked(outcome.wasted),
+        outcome.bytes()
+    );
+}
+
+/// Figures with guesses as good as measured, and worse, all of them read.
+fn lookahead_of_made_up_routing(train: &Trace, held_out: &Trace, top_k: usize) {
+    println!(
+        "\nlookahead at 4 % of slots, hybrid, learned; {} guesses a layer, each read before the request:",
+        top_k / 2
+    );
+    for precision in [1.0, 0.936, 0.9, 0.85, 0.75] {
+        let guesses = routing::guesses(held_out, top_k / 2, precision);
+        let name = format!("{:.1} % of the guesses right", precision * 100.0);
+        lookahead(&name, train, held_out, &guesses, top_k, 0.04);
+    }
+    let guesses = routing::guesses(held_out, top_k, 0.777);
+    lookahead("twice the guesses, 77.7 % of them right", train, held_out, &guesses, top_k, 0.04);
+}
+
+/// The demo model on its own stories: real routing and real guesses, if few experts.
+fn demo_model() {
+    let (train, _) = routing::stories(0, 150);
+    let (held_out, guesses) = routing::stories(1, 150);
+    let top_k = held_out.requests().next().map_or(1, |(_, experts)| experts.len());
+    println!("\nthe demo model: {} layers of {} experts, {top_k} a token", held_out.layers(), held_out.experts());
+    routing::print_figures("learned from", &train, &train, top_k);
+    routing::print_figures("held out", &held_out, &train, top_k);
+    compare(&train, &held_out, top_k);
+    for share in [0.08, 0.16, 0.32] {
+        let name = format!("lookahead at {:.0} % of slots, as it guessed", share * 100.0);
+        lookahead(&name, &train, &held_out, &guesses, top_k, share);
+    }
 }
 
 /// Makes a rule anew for each replay.
@@ -291,7 +245,9 @@ fn main() {
     routing::print_figures("learned from", &train, &train, top_k);
     routing::print_figures("held out", &held_out, &train, top_k);
     compare(&train, &held_out, top_k);
+    lookahead_of_made_up_routing(&train, &held_out, top_k);
     scan(&train, &held_out, top_k);
+    demo_model();
     if args.iter().any(|arg| arg == "--tune") {
         tune(&train, &held_out, top_k);
     }

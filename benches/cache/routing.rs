@@ -37,24 +37,82 @@ pub fn record(model: &Path, text: &Path) -> Trace {
     let mut recorder = Recorder::default();
     let mut session = engine.session().expect("a session");
     session.feed_observed(&ids, &(), &mut recorder).expect("the model runs");
+    recorder.into_trace().0
+}
+
+/// For each request of a trace the experts that were guessed before it; none where there was no guess.
+pub type Guesses = Vec<Vec<u16>>;
+
+/// What the demo model writes, `tokens` of it a story; `set` 0 or 1 chooses the stories' beginnings.
+pub fn stories(set: usize, tokens: usize) -> (Trace, Guesses) {
+    const BEGINNINGS: [[&str; 2]; 2] =
+        [["Once upon a time", "There once was a"], ["This is the story of", "One day a little girl"]];
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/demo-model");
+    let engine = Engine::open(&EngineOptions::new(&model, 512), &(), &Interrupt::new()).expect("the model opens");
+    let tokenizer = Tokenizer::from_dir(&model, Some(engine.config().vocab_size)).expect("it has a tokenizer");
+    let mut recorder = Recorder::default();
+    for beginning in BEGINNINGS[set] {
+        let mut session = engine.session().expect("a session");
+        let mut next = tokenizer.encode(beginning, Specials::Ordinary);
+        for _ in 0..tokens {
+            // Token by token, as when it is decoded.
+            let mut best = 0;
+            for id in next {
+                let logits = session.feed_observed(&[id], &(), &mut recorder).expect("the model runs");
+                best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).expect("a vocabulary");
+            }
+            next = vec![best as u32];
+        }
+    }
     recorder.into_trace()
+}
+
+/// `count` guesses for each request of `trace` but those of the first layer. Each is right with a chance of `precision`, and
+/// then any of the request's experts; else any other of the layer, which in memory is the least likely to be.
+pub fn guesses(trace: &Trace, count: usize, precision: f64) -> Guesses {
+    let mut random = 1_u64;
+    let mut draw = |below: usize| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (((random >> 32) * below as u64) >> 32) as usize
+    };
+    let mut guess = |experts: &[u16]| {
+        let mut guess: Vec<u16> = Vec::with_capacity(count);
+        while guess.len() < count.min(experts.len()) {
+            let is_right = (draw(1 << 20) as f64) < precision * f64::from(1 << 20);
+            let expert = if is_right { experts[draw(experts.len())] } else { draw(trace.experts()) as u16 };
+            if experts.contains(&expert) == is_right && !guess.contains(&expert) {
+                guess.push(expert);
+            }
+        }
+        guess
+    };
+    trace.requests().map(|(layer, experts)| if layer == 0 { Vec::new() } else { guess(experts) }).collect()
 }
 
 /// Layer and experts of every row, in the order of the run.
 #[derive(Default)]
 struct Recorder {
     requests: Vec<(usize, Vec<u16>)>,
+    guesses: Guesses,
+    /// Of the layer to come.
+    guess: Vec<u16>,
 }
 
 impl Observer for Recorder {
+    fn guess(&mut self, _layer: usize, experts: &[u16]) {
+        self.guess = experts.to_vec();
+    }
+
     fn routes(&mut self, layer: usize, routes: &Routes) {
+        let rows = routes.ids.len() / routes.top_k;
+        self.guesses.extend((0..rows).map(|_| std::mem::take(&mut self.guess)));
         self.requests.extend(routes.ids.chunks(routes.top_k).map(|row| (layer, row.to_vec())));
     }
 }
 
 impl Recorder {
     /// Layers are numbered anew, without those that have no routed experts.
-    fn into_trace(self) -> Trace {
+    fn into_trace(self) -> (Trace, Guesses) {
         let layers: std::collections::BTreeSet<usize> = self.requests.iter().map(|(layer, _)| *layer).collect();
         let layers: Vec<usize> = layers.into_iter().collect();
         let experts = self.requests.iter().flat_map(|(_, row)| row).max().map_or(0, |most| usize::from(*most) + 1);
@@ -63,7 +121,7 @@ impl Recorder {
             let number = layers.binary_search(layer).expect("all layers are listed");
             trace.push(number as u16, row).expect("rows are ascending");
         }
-        trace
+        (trace, self.guesses)
     }
 }
 

@@ -40,7 +40,7 @@ impl Rule for Policy {
 pub fn hybrid(histogram: &Histogram, top_k: usize, slots: usize, tuning: Tuning) -> Policy {
     let (layers, experts) = histogram.shape();
     let mut policy = Policy::new(layers, experts, top_k, slots, tuning);
-    policy.learn(histogram);
+    policy.learn(top_k, histogram);
     policy
 }
 

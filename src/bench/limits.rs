@@ -9,7 +9,7 @@ use crate::checkpoint::Manifest;
 use crate::error::{Kind, Result};
 use crate::interrupt::Interrupt;
 use crate::kernels::Compute;
-use crate::store::{ALIGN, Files, Region, System, Tally, Volumes};
+use crate::store::{ALIGN, Files, Names, Region, System, Tally, Volumes};
 use crate::synth::rng::Rng;
 
 /// Memory that is read: far beyond any cache of a processor.
@@ -70,7 +70,7 @@ pub fn drive_rate(manifest: &Manifest, direct: bool, interrupt: &Interrupt) -> R
     used.sort_unstable();
     used.dedup();
     let readers = QUEUE_DEPTHS[QUEUE_DEPTHS.len() - 1];
-    let files = Arc::new(Files::new(Arc::new(System), &paths, &lengths, readers));
+    let files = Arc::new(Files::new(Arc::new(System), Names::of_files(paths, lengths), readers));
     let volumes = Volumes::open(&files, &used, direct)?;
     let mut best = 0.0_f64;
     for (round, queue_depth) in QUEUE_DEPTHS.into_iter().enumerate() {
@@ -128,7 +128,7 @@ fn rate(volumes: &Volumes, reads: &[Read], queue_depth: usize, interrupt: &Inter
             scope.spawn(move || {
                 while Instant::now() < deadline && !interrupt.is_raised() {
                     let Some(read) = reads.get(next.fetch_add(1, Ordering::Relaxed)) else { return };
-                    let volume = &volumes.list[volumes.of_file[read.file]];
+                    let volume = &volumes.list[usize::from(volumes.of_file[read.file])];
                     let len = read.len.next_multiple_of(ALIGN);
                     let mut tally = Tally::default();
                     match volume.read(read.file, &mut buffer[..len], read.offset, read.len, &mut tally) {

@@ -3,8 +3,10 @@
 mod census;
 mod contents;
 mod demand;
+mod fingerprint;
 mod header;
 mod index;
+pub(crate) mod moved;
 mod names;
 mod open;
 
@@ -12,6 +14,9 @@ use std::path::{Path, PathBuf};
 
 use crate::config::ModelConfig;
 use crate::error::Result;
+
+pub use self::fingerprint::Fingerprint;
+pub(crate) use self::fingerprint::shard_digest;
 
 /// Element type of a stored tensor, as in the safetensors header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +84,23 @@ impl ExpertFormat {
             ExpertFormat::Bf16 => 3,
         }
     }
+
+    /// `mxfp4` or `bf16`.
+    pub fn name(self) -> &'static str {
+        match self {
+            ExpertFormat::Mxfp4 => "mxfp4",
+            ExpertFormat::Bf16 => "bf16",
+        }
+    }
+}
+
+/// Shard number, in [`ExpertTable::places`], of a part that no shard holds: `pack --move` took its expert out, and drive
+/// roots alone hold it.
+pub const MOVED: u16 = u16::MAX;
+
+/// Whether `full_name`, as in a shard's header, is a tensor of a routed expert.
+pub(crate) fn is_expert_tensor(full_name: &str) -> bool {
+    matches!(names::Prefixes::default().classify(full_name), names::Name::Expert(_))
 }
 
 /// Where every part of every routed expert lies.
@@ -92,17 +114,27 @@ pub struct ExpertTable {
     pub num_experts: usize,
     /// Layers that have experts, ascending, 0-based.
     pub moe_layers: Vec<u16>,
-    /// `[moe_layers][num_experts][parts]`: shard and offset.
+    /// `[moe_layers][num_experts][parts]`: shard and offset; shard [`MOVED`] where no shard holds the part.
     pub places: Vec<(u16, u64)>,
 }
 
 impl ExpertTable {
-    /// Shard and offset of each part of expert `expert` of layer `layer` (0-based); `None` for a dense layer.
+    /// Shard ([`MOVED`] where there is none) and offset of each part of expert `expert` of layer `layer` (0-based); `None` for a dense layer.
     pub fn places(&self, layer: u16, expert: u16) -> Option<&[(u16, u64)]> {
         let layer = self.moe_layers.binary_search(&layer).ok()?;
         let parts = self.format.parts();
         let first = (layer * self.num_experts + usize::from(expert)) * parts;
         self.places.get(first..first + parts)
+    }
+
+    /// Whether shards hold all of an expert.
+    pub fn is_in_shards(&self, layer: u16, expert: u16) -> bool {
+        self.places(layer, expert).is_some_and(|places| places.iter().all(|place| place.0 != MOVED))
+    }
+
+    /// Layer and number of every expert, ascending.
+    pub fn ids(&self) -> impl Iterator<Item = (u16, u16)> {
+        self.moe_layers.iter().flat_map(|layer| (0..self.num_experts as u16).map(|expert| (*layer, expert)))
     }
 }
 
@@ -163,7 +195,9 @@ impl Manifest {
         if let Some(table) = &self.experts {
             for (at, place) in table.places.iter().enumerate() {
                 let layer = table.moe_layers[at / (table.num_experts * table.format.parts())];
-                layers[usize::from(place.0)].insert(layer);
+                if let Some(layers) = layers.get_mut(usize::from(place.0)) {
+                    layers.insert(layer);
+                }
             }
         }
         (0..)

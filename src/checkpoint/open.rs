@@ -7,7 +7,7 @@ use super::contents::{Contents, described};
 use super::demand::ExpertShapes;
 use super::index::{INDEX_FILE, Index};
 use super::names::Prefixes;
-use super::{ExpertTable, Manifest};
+use super::{ExpertTable, MOVED, Manifest, moved};
 use crate::config::{FeedForwardKind, ModelConfig};
 use crate::error::{Error, Result};
 
@@ -28,6 +28,9 @@ pub(super) fn open(dir: &Path, config: &ModelConfig) -> Result<Manifest> {
     let mut contents = Contents::new(config);
     let shard_bytes = read_headers(dir, &names, &mut contents, &mut prefixes, index.as_ref())?;
     contents.sort();
+    if let Some(record) = moved::read(dir)? {
+        record.add_to(&mut contents, index.as_ref(), &names);
+    }
 
     let mut faults: Vec<String> = prefixes.mixture().into_iter().collect();
     faults.extend(index.iter().flat_map(|index| contents.compare(index)));
@@ -49,7 +52,9 @@ pub(super) fn open(dir: &Path, config: &ModelConfig) -> Result<Manifest> {
             .filter(|(_, l)| l.feed_forward == FeedForwardKind::Moe)
             .map(|l| l.0)
             .collect(),
-        places: contents.experts.iter().map(|at| (at.shard, at.offset)).collect(),
+        places: (contents.experts.iter())
+            .map(|at| if at.offset == moved::NOWHERE { (MOVED, 0) } else { (at.shard, at.offset) })
+            .collect(),
     });
     let shards = names.iter().map(|name| dir.join(name)).collect();
     Ok(Manifest { dir: dir.to_owned(), shards, shard_bytes, trunk, experts, ignored })

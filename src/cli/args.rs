@@ -15,7 +15,7 @@ use crate::kernels::Isa;
 /// How much is said on stderr, and how.
 #[derive(Debug, Clone, Args)]
 pub struct Shown {
-    /// Only errors on stderr
+    /// Only errors on stderr, and what keeps the run waiting
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub quiet: bool,
     /// More on stderr: the memory plan, the mode of each drive, statistics
@@ -55,6 +55,9 @@ pub enum Color {
 #[derive(Debug, Clone, Args)]
 pub struct EngineArgs {
     /// Memory this run may use, e.g. 96GiB [default: what is free, less a reserve]
+    ///
+    /// More than the machine or its control group has is refused; more than is free now is used if the plan needs it,
+    /// with a note.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
     /// Memory for the expert cache, e.g. 40GiB [default: what the rest leaves]
@@ -79,6 +82,10 @@ pub struct EngineArgs {
     #[arg(long, value_name = "ROOT", num_args = 1..)]
     pub experts: Vec<PathBuf>,
     /// Neither use nor keep the record of which experts this model uses most
+    ///
+    /// The record is one small file a model, `uses-…` in $XDG_CACHE_HOME/deltafin (~/.cache/deltafin, on macOS
+    /// ~/Library/Caches/deltafin). It holds counts and nothing of any text, and never leaves this computer. Removing it
+    /// does no harm.
     #[arg(long)]
     pub no_learn: bool,
     /// Do not read experts before the router has asked for them
@@ -141,7 +148,7 @@ pub fn size(text: &str) -> Result<u64, String> {
 
 fn unit_bytes(unit: &str) -> Option<u64> {
     Some(match unit.to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
+        "" | "b" | "bytes" => 1,
         "k" | "kb" => 1_000,
         "m" | "mb" => 1_000_000,
         "g" | "gb" => 1_000_000_000,
@@ -225,6 +232,7 @@ mod tests {
         for (text, bytes) in [
             ("123", 123),
             ("123B", 123),
+            ("123 bytes", 123),
             ("40G", 40_000_000_000),
             ("40gb", 40_000_000_000),
             ("96GiB", 96 << 30),

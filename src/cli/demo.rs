@@ -36,8 +36,8 @@ pub struct DemoArgs {
     /// Ask instead of letting it go on
     #[arg(long)]
     chat: bool,
-    /// Most tokens of the answer
-    #[arg(short = 'n', long = "max-tokens", value_name = "N", value_parser = super::args::positive, default_value = "256")]
+    /// Most tokens of the answer; 0 only computes the prompt
+    #[arg(short = 'n', long = "max-tokens", value_name = "N", allow_negative_numbers = true, default_value = "256")]
     max_tokens: usize,
     /// 0 takes the likeliest token, more takes more chances
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
@@ -123,6 +123,12 @@ impl DemoArgs {
         add("context", engine.context.map(|tokens| tokens.to_string()));
         if engine.no_direct {
             line.push("--no-direct".into());
+        }
+        if engine.no_learn {
+            line.push("--no-learn".into());
+        }
+        if engine.no_lookahead {
+            line.push("--no-lookahead".into());
         }
         line
     }

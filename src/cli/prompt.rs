@@ -17,7 +17,8 @@ pub(super) use source::{Source, stdin_is_given};
 const SEPARATOR: &str = "\n\n";
 
 /// The prompt: `text`, then `files` in their order (`-` is stdin), then stdin when `takes_stdin` and it was not named.
-/// Parts that are empty do not count; the others are joined by a blank line, and nothing is trimmed.
+/// Parts that are empty do not count; the others are joined by a blank line, and nothing is trimmed. A stdin that was
+/// not named, is silent, and is not all the prompt there is, is not waited for.
 ///
 /// # Errors
 /// Kind `Usage` for no prompt at all, a file that cannot be opened, and bytes that are not UTF-8; `Io`; `Interrupted`.
@@ -28,12 +29,9 @@ pub(super) fn read(
     progress: &dyn Progress,
     interrupt: &Interrupt,
 ) -> Result<String> {
-    let mut sources: Vec<Source> = files.iter().map(|file| Source::named(file)).collect();
+    let sources: Vec<Source> = files.iter().map(|file| Source::named(file)).collect();
     if sources.iter().filter(|source| **source == Source::Stdin).count() > 1 {
         return Err(Error::usage("`-` (standard input) is named twice: it can be read only once"));
-    }
-    if !sources.contains(&Source::Stdin) && takes_stdin {
-        sources.push(Source::Stdin);
     }
     let mut parts = Vec::new();
     if let Some(text) = text {
@@ -41,6 +39,12 @@ pub(super) fn read(
     }
     for source in &sources {
         parts.push(source.text(progress, interrupt)?);
+    }
+    if takes_stdin && !sources.contains(&Source::Stdin) {
+        parts.push(match parts.iter().all(String::is_empty) {
+            true => Source::Stdin.text(progress, interrupt)?,
+            false => Source::Stdin.text_if_it_comes(progress, interrupt)?,
+        });
     }
     let prompt = join(&parts);
     if prompt.is_empty() {

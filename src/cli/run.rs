@@ -11,7 +11,7 @@ use std::time::Instant;
 use super::args::Shown;
 use super::{output, show_plan};
 use crate::engine::{Engine, Progress};
-use crate::error::{Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::generate::StopReason;
 use crate::interrupt::Interrupt;
 use crate::plan;
@@ -36,7 +36,15 @@ pub(super) fn run(args: &RunArgs, shown: &Shown, interrupt: &Interrupt) -> Resul
     let mut answer = Answer::new(args, shown, tokenizer.as_ref())?;
     let options = args.engine.options(model, context);
     show_plan(&options, shown)?;
-    let engine = Engine::open(&options, &reporter, interrupt)?;
+    let engine = match Engine::open(&options, &reporter, interrupt) {
+        Ok(engine) => engine,
+        Err(error) if matches!(error.kind(), Kind::Interrupted(_)) => {
+            reporter.finish();
+            let stop = Some(StopReason::Interrupted);
+            return answer.close(&report(&answer, stop, None, prompt.len(), &clock, None)).and(Err(error));
+        }
+        Err(error) => return Err(error),
+    };
     clock.loaded();
 
     let job = Job { engine: &engine, prompt: &prompt, limit, stops: stops.as_ref(), reporter: &reporter, interrupt };
@@ -51,22 +59,7 @@ pub(super) fn run(args: &RunArgs, shown: &Shown, interrupt: &Interrupt) -> Resul
     if matches!(tail, Ok(true)) && matches!(stop, Some(StopReason::Length | StopReason::Eos)) {
         stop = Some(StopReason::StopString);
     }
-    let report = RunReport {
-        text: answer.text(),
-        reasoning: answer.reasoning(),
-        tool_calls: answer.chat().map(tool_calls),
-        ids: answer.ids().to_vec(),
-        stop: stop.map(StopReason::as_str),
-        error: failure.as_ref().filter(|_| stop.is_none()).map(|error| error.message().to_owned()),
-        prompt_tokens: prompt.len(),
-        usage: Usage::new(prompt.len(), answer.ids().len()),
-        timings: clock.timings(prompt.len()),
-        io: engine.store_stats(),
-        memory: Memory { planned: engine.memory_plan().total, peak: plan::peak_resident() },
-        backend: "cpu",
-        isa: engine.isa_name(),
-        threads: engine.threads(),
-    };
+    let report = report(&answer, stop, failure.as_ref(), prompt.len(), &clock, Some(&engine));
     let closed = answer.close(&report);
     if !shown.quiet {
         output::stderr(summary(&report));
@@ -74,6 +67,33 @@ pub(super) fn run(args: &RunArgs, shown: &Shown, interrupt: &Interrupt) -> Resul
     match failure {
         Some(error) => Err(error),
         None => tail.and(closed),
+    }
+}
+
+/// What the run came to; without `engine` it ended while that was being opened.
+fn report(
+    answer: &Answer<'_>,
+    stop: Option<StopReason>,
+    failure: Option<&Error>,
+    prompt_tokens: usize,
+    clock: &Clock,
+    engine: Option<&Engine>,
+) -> RunReport {
+    RunReport {
+        text: answer.text(),
+        reasoning: answer.reasoning(),
+        tool_calls: answer.chat().map(tool_calls),
+        ids: answer.ids().to_vec(),
+        stop: stop.map(StopReason::as_str),
+        error: failure.filter(|_| stop.is_none()).map(|error| error.message().to_owned()),
+        prompt_tokens,
+        usage: Usage::new(prompt_tokens, answer.ids().len()),
+        timings: clock.timings(prompt_tokens),
+        io: engine.map(Engine::store_stats).unwrap_or_default(),
+        memory: Memory { planned: engine.map(|engine| engine.memory_plan().total), peak: plan::peak_resident() },
+        backend: "cpu",
+        isa: engine.map(Engine::isa_name),
+        threads: engine.map(Engine::threads),
     }
 }
 

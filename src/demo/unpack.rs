@@ -61,10 +61,27 @@ fn remove_leftovers(directory: &Path, parent: &Path) {
         .for_each(|entry| drop(Temporary(entry.path())));
 }
 
-/// Whether every file is there with its content. Links are followed by nobody: a cache holds files.
+/// Whether every file is there with its content, and none that would change what is made of them. Links are followed by
+/// nobody: a cache holds files.
 fn is_whole(directory: &Path, files: &[Embedded]) -> bool {
     fs::symlink_metadata(directory).is_ok_and(|metadata| metadata.is_dir())
         && files.iter().all(|file| holds(&directory.join(file.name), file.bytes).unwrap_or(false))
+        && holds_no_more(directory, files).unwrap_or(false)
+}
+
+/// Whether nothing is there beside `files` that a model is read from: an index would be believed before the single
+/// shard. What a file manager leaves behind (`.DS_Store`, `._config.json`) is never read.
+fn holds_no_more(directory: &Path, files: &[Embedded]) -> io::Result<bool> {
+    const READ: [&str; 4] = [".json", ".safetensors", ".model", ".jinja"];
+    for entry in fs::read_dir(directory)? {
+        let name = entry?.file_name();
+        let known = files.iter().any(|file| name == file.name);
+        let name = name.to_string_lossy();
+        if !known && !name.starts_with('.') && READ.iter().any(|ending| name.ends_with(ending)) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 fn holds(path: &Path, bytes: &[u8]) -> io::Result<bool> {
@@ -163,7 +180,9 @@ mod tests {
     fn whatever_is_damaged_is_replaced() {
         let parent = tempfile::tempdir().expect("a directory");
         let directory = parent.path().join("demo");
-        let damages: [fn(&Path); 6] = [
+        let damages: [fn(&Path); 8] = [
+            |d| fs::write(d.join("model.safetensors.index.json"), b"{}").expect("written"),
+            |d| fs::write(d.join("model-00001-of-00002.safetensors"), b"").expect("written"),
             |d| fs::write(d.join("a"), b"First").expect("written"),
             |d| fs::write(d.join("a"), b"").expect("written"),
             |d| fs::remove_file(d.join("b")).expect("removed"),
@@ -208,6 +227,16 @@ mod tests {
         let before = written(&directory);
         into(&directory, &FILES).expect("there");
         assert_eq!(written(&directory), before);
+    }
+
+    #[test]
+    fn what_nobody_reads_may_lie_beside() {
+        let parent = tempfile::tempdir().expect("a directory");
+        let directory = into(&parent.path().join("demo"), &FILES).expect("written");
+        for name in [".DS_Store", "._config.json", "notes.txt"] {
+            fs::write(directory.join(name), b"x").expect("written");
+        }
+        assert!(is_whole(&directory, &FILES));
     }
 
     #[test]

@@ -48,6 +48,7 @@ impl<'a> Session<'a> {
         let mut done = 0;
         for step in ids.chunks(scratch.rows_max()) {
             let mut watch = Watch { inner: observer, progress, engine, done, total: ids.len() };
+            watch.begin();
             let segment = Segment { sequence: &mut self.sequence, tokens: step, tentative: false };
             engine.model().forward(engine.machine(), &mut [segment], &mut scratch, &mut watch)?;
             done += step.len();
@@ -79,6 +80,7 @@ impl<'a> Session<'a> {
         let mut done = 0;
         for step in ids.chunks(scratch.rows_max()) {
             let mut watch = Watch { inner: &mut (), progress, engine, done, total: ids.len() };
+            watch.begin();
             let segment = Segment { sequence: &mut self.sequence, tokens: step, tentative: false };
             engine.model().forward(engine.machine(), &mut [segment], &mut scratch, &mut watch)?;
             done += step.len();
@@ -161,6 +163,14 @@ struct Watch<'a> {
     total: usize,
 }
 
+impl Watch<'_> {
+    /// A step's first layer may take minutes: the phase is told before it, not after.
+    fn begin(&self) {
+        let layers = self.engine.config().layers.len();
+        self.progress.prefill(self.done, self.total, 0, layers, self.engine.expert_bytes_read());
+    }
+}
+
 impl Observer for Watch<'_> {
     fn layer(&mut self, layer: usize, hidden: &[f32]) {
         self.inner.layer(layer, hidden);
@@ -168,7 +178,12 @@ impl Observer for Watch<'_> {
         self.progress.prefill(self.done, self.total, layer + 1, layers, self.engine.expert_bytes_read());
     }
 
+    fn guess(&mut self, layer: usize, experts: &[u16]) {
+        self.inner.guess(layer, experts);
+    }
+
     fn routes(&mut self, layer: usize, routes: &crate::model::Routes) {
+        self.engine.record_routes(layer, routes);
         self.inner.routes(layer, routes);
     }
 }

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::avx2;
 use super::lanes::Lanes;
-use super::scalar::{E2M1, E8M0};
+use super::scalar::MXFP4;
 
 /// Sixteen floats.
 #[derive(Clone, Copy)]
@@ -24,11 +24,35 @@ unsafe fn widen(bf16: __m256i) -> Avx512 {
     Avx512(unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bf16))) })
 }
 
+/// The word of `all` that the upper half of each lane of `word` names, in that half, above zeros.
+///
+/// The intrinsic becomes a shuffle of two registers, one of them zero, which takes twice as long.
+///
+/// # Safety
+/// The CPU has AVX-512 F and BW.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn widen_words(word: __m512i, all: __m512i) -> __m512 {
+    let out: __m512i;
+    // SAFETY: by this function's contract; registers are all it touches.
+    unsafe {
+        std::arch::asm!(
+            "vpermw {out}{{{upper}}}{{z}}, {word}, {all}",
+            out = lateout(zmm_reg) out,
+            upper = in(kreg) 0xaaaa_aaaa_u32,
+            word = in(zmm_reg) word,
+            all = in(zmm_reg) all,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+        _mm512_castsi512_ps(out)
+    }
+}
+
 // SAFETY: each method is the operation that the trait names, and touches no memory but the lanes named.
 unsafe impl Lanes for Avx512 {
     const REGISTERS: usize = 32;
 
-    type Mxfp4Table = __m512;
+    type Mxfp4Table = &'static [f32; 16];
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
@@ -55,19 +79,32 @@ unsafe impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_bf16_pair(p: *const u8) -> [Self; 2] {
+        // SAFETY: the CPU has the instructions, and 64 bytes are readable, by the trait's contract.
+        unsafe {
+            // One load of the whole cache line, and one shuffle a half: the fewer instructions a line takes, the more
+            // lines the processor has under way.
+            let all = _mm512_loadu_si512(p.cast());
+            let lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            let first = _mm512_slli_epi32::<16>(lane);
+            let second = _mm512_add_epi32(first, _mm512_set1_epi32(16 << 16));
+            [Self(widen_words(first, all)), Self(widen_words(second, all))]
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_bf16_part(p: *const u8, n: usize) -> Self {
         // SAFETY: the CPU has the instructions, and masked-out lanes are not read; 2 n bytes are readable, by the trait's contract.
         unsafe { widen(_mm256_maskz_loadu_epi16(first(n), p.cast())) }
     }
 
     #[inline(always)]
-    unsafe fn mxfp4_table(scale: u8) -> __m512 {
-        // SAFETY: the CPU has the instructions, by the trait's contract; E2M1 has sixteen floats.
-        unsafe { _mm512_mul_ps(_mm512_loadu_ps(E2M1.as_ptr()), _mm512_set1_ps(E8M0[usize::from(scale)])) }
+    unsafe fn mxfp4_table(scale: u8) -> &'static [f32; 16] {
+        &MXFP4.0[usize::from(scale)]
     }
 
     #[inline(always)]
-    unsafe fn load_mxfp4(p: *const u8, table: __m512) -> Self {
+    unsafe fn load_mxfp4(p: *const u8, table: &'static [f32; 16]) -> Self {
         // SAFETY: the CPU has the instructions, and eight bytes are readable, by the trait's contract.
         unsafe {
             // Every quarter of the register sees all eight bytes. It takes its two, each twice, one a lane, and shifts the
@@ -76,7 +113,7 @@ unsafe impl Lanes for Avx512 {
             let spread = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
             let twins = _mm512_shuffle_epi8(all, spread);
             let code = _mm512_srlv_epi32(twins, _mm512_set1_epi64(4 << 32));
-            Self(_mm512_permutexvar_ps(code, table))
+            Self(_mm512_permutexvar_ps(code, _mm512_load_ps(table.as_ptr())))
         }
     }
 
@@ -182,6 +219,33 @@ unsafe impl Lanes for Avx512 {
         unsafe {
             let eight = _mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0));
             avx2::tree_sum(eight)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sum_each([a, b, c, d]: [Self; 4]) -> [f32; 4] {
+        // SAFETY: the CPU has the instructions, by the trait's contract; the array has room for four floats.
+        unsafe {
+            // Quarters 0 and 2, 1 and 3 of each: lanes i and i + 8.
+            let ab = _mm512_add_ps(
+                _mm512_shuffle_f32x4::<0b01_00_01_00>(a.0, b.0),
+                _mm512_shuffle_f32x4::<0b11_10_11_10>(a.0, b.0),
+            );
+            let cd = _mm512_add_ps(
+                _mm512_shuffle_f32x4::<0b01_00_01_00>(c.0, d.0),
+                _mm512_shuffle_f32x4::<0b11_10_11_10>(c.0, d.0),
+            );
+            // Lanes i and i + 4, which leaves a quarter for each of the four.
+            let four = _mm512_add_ps(
+                _mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd),
+                _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd),
+            );
+            let two = _mm512_add_ps(four, _mm512_permute_ps::<0b01_00_11_10>(four));
+            let one = _mm512_add_ps(two, _mm512_permute_ps::<0b10_11_00_01>(two));
+            let first = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+            let mut sums = [0.0; 4];
+            _mm_storeu_ps(sums.as_mut_ptr(), _mm512_castps512_ps128(_mm512_permutexvar_ps(first, one)));
+            sums
         }
     }
 }

@@ -1,6 +1,9 @@
 //! [`Compute`]: an instruction set, a thread pool and the interrupt; the methods that compute are in the sibling files.
 
+use std::sync::Mutex;
+
 use super::Isa;
+use super::buffer::Buffer;
 use super::dispatch::Detected;
 use super::pool::Pool;
 use crate::error::{Error, Result};
@@ -16,6 +19,8 @@ pub struct Compute {
     pub(super) isa: Detected,
     pool: Pool,
     interrupt: Interrupt,
+    /// Where matrix products pack their activations.
+    pub(super) packed: Mutex<Buffer>,
 }
 
 impl Compute {
@@ -41,7 +46,7 @@ impl Compute {
         let pool = Pool::new(threads).map_err(|e| {
             Error::other(format!("cannot start {threads} threads: {e}")).hint("give a smaller `--threads`")
         })?;
-        Ok(Self { isa, pool, interrupt })
+        Ok(Self { isa, pool, interrupt, packed: Mutex::default() })
     }
 
     /// The instruction sets of this CPU, fastest first.

@@ -5,20 +5,24 @@
 
 mod dot;
 mod format;
+mod pack;
 mod panel;
 #[cfg(test)]
 mod tests;
 mod transposed;
 
 use std::ops::Range;
+use std::sync::PoisonError;
 
 use self::dot::Product;
 use self::format::{Bf16, F32, Format, GROUP, Mxfp4};
-use self::panel::{Panels, T_MAX};
+use self::pack::{Layout, Pack};
+use self::panel::{Panels, ROWS, T_MAX};
 use self::transposed::Transposed;
+use super::buffer::Buffer;
 use super::disjoint::Disjoint;
 use super::lanes::{Kernel, LANES, Lanes};
-use super::{Compute, Isa, Matrix, Weights};
+use super::{Compute, Matrix, Weights};
 
 /// `$body` with `$weights` as the matrix's format.
 macro_rules! with_format {
@@ -46,8 +50,17 @@ const SERIAL_MAX: usize = 1 << 17;
 /// Bounds of one task, in multiply-adds: from some ten microseconds to some milliseconds.
 const TASK_MIN: usize = 1 << 17;
 const TASK_MAX: usize = 1 << 25;
+/// Whole tiles of the kernels.
+const ROWS_STEP: usize = 4;
 /// Tasks a thread, so that a thread that is held up leaves its share to the others.
 const TASKS_PER_THREAD: usize = 16;
+
+/// Activation rows from which they are taken in tiles.
+const PANEL_MIN: usize = 5;
+/// Packed floats at a time, unless a block of rows has more: 8 MiB.
+const PACKED_MAX: usize = 2 << 20;
+/// Floats that are packed by one thread.
+const PACKED_SERIAL_MAX: usize = 1 << 16;
 
 /// One product of rows of a matrix with activation rows, before it is cut into tasks. Fields as of [`Product`].
 struct Job<'a> {
@@ -184,50 +197,102 @@ impl Compute {
         }
     }
 
-    /// Cuts the jobs into tasks and runs them over the threads.
+    /// Computes the jobs, all of which have as many activation rows.
     fn run_jobs(&self, jobs: &[Job<'_>]) {
-        let work: usize = jobs.iter().map(Job::work).sum();
+        let t = jobs.first().map_or(0, |job| job.t);
+        // Memory from the last call, unless another call has it.
+        let mut buffer = std::mem::take(&mut *self.packed.lock().unwrap_or_else(PoisonError::into_inner));
+        let width: usize = jobs.iter().map(|job| job.matrix.cols.next_multiple_of(LANES)).sum();
+        let together = (PACKED_MAX / width / T_MAX).max(1) * T_MAX;
+        let mut first = 0;
+        while first < t {
+            self.run_packed(jobs, first..t.min(first + together), &mut buffer);
+            first += together;
+        }
+        *self.packed.lock().unwrap_or_else(PoisonError::into_inner) = buffer;
+    }
+
+    /// The activation rows `t` of the jobs, packed.
+    fn run_packed(&self, jobs: &[Job<'_>], t: Range<usize>, buffer: &mut Buffer) {
+        // Few rows stay rows, but on whole cache lines: a load across two of them costs as much as it does for many.
+        let few = t.len() < PANEL_MIN;
+        let tile_rows = if few { 1 } else { panel::tile_rows(self.isa.isa(), t.len()) };
+        // Jobs that share their activations share the packed ones.
+        let mut layouts: Vec<(&Job<'_>, Layout, usize)> = Vec::new();
+        let mut of_job = Vec::with_capacity(jobs.len());
+        let mut floats = 0;
+        for job in jobs {
+            let same = |(other, ..): &(&Job<'_>, Layout, usize)| std::ptr::eq(other.x, job.x);
+            let i = layouts.iter().position(same).unwrap_or_else(|| {
+                let layout = Layout::new(t.len(), job.matrix.cols, tile_rows);
+                layouts.push((job, layout, floats));
+                floats += layout.floats(t.len());
+                layouts.len() - 1
+            });
+            of_job.push(i);
+        }
+        let x = buffer.floats(floats);
+        let packed = Disjoint::new(x);
+        let tiles = layouts[0].1.tiles();
+        let pack = |i: usize| {
+            let ((job, layout, start), tile) = (layouts[i / tiles], i % tiles);
+            let at = start + layout.floats(layout.tile(tile).start)..start + layout.floats(layout.tile(tile).end);
+            // SAFETY: tiles are disjoint, and each tile of each layout is in one task.
+            let to = unsafe { packed.part(at) };
+            self.isa.run(Pack { layout, tile, x: &job.x[t.start * job.x_stride..], x_stride: job.x_stride, to });
+        };
+        if floats <= PACKED_SERIAL_MAX {
+            (0..layouts.len() * tiles).for_each(pack);
+        } else {
+            self.parallel(layouts.len() * tiles, &pack);
+        }
+        let blocks = tiles.div_ceil(T_MAX / tile_rows);
+        let x = &*x;
+        self.run_cut(jobs, t.len(), blocks, &|job, rows, block| {
+            let (_, layout, start) = layouts[of_job[job]];
+            let job = &jobs[job];
+            let (first_row, cols) = (job.first_row + rows.start, job.matrix.cols);
+            let (y, y_start, y_stride) = (job.y, job.y_start + t.start * job.y_stride + rows.start, job.y_stride);
+            let (rows, x) = (rows.len(), &x[start..]);
+            with_format!(job.matrix, weights => if few {
+                let (x_stride, t) = (layout.floats(1), t.len());
+                self.isa.run(Product { weights, first_row, rows, cols, x, x_stride, t, y, y_start, y_stride });
+            } else {
+                let tiles = (block * tiles / blocks, (block + 1) * tiles / blocks);
+                Panels { weights, first_row, rows, cols, x, layout, tiles, y, y_start, y_stride }.run(self.isa);
+            });
+        });
+    }
+
+    /// Cuts the jobs' weight rows into tasks, each for each of `blocks` blocks of activation rows, and runs them over the
+    /// threads: `run(job, weight rows, block)`.
+    fn run_cut(&self, jobs: &[Job<'_>], t: usize, blocks: usize, run: &(dyn Fn(usize, Range<usize>, usize) + Sync)) {
+        let work: usize = jobs.iter().map(|job| job.rows * job.matrix.cols * t).sum();
         let target = (work / (TASKS_PER_THREAD * self.threads())).clamp(TASK_MIN, TASK_MAX);
-        let cuts: Vec<_> = jobs.iter().map(|job| job.cut(target)).collect();
+        let cuts: Vec<_> = jobs
+            .iter()
+            .map(|job| {
+                let rows = target / (job.matrix.cols * t).div_ceil(blocks).max(1);
+                let rows = rows.max(1).next_multiple_of(if rows > ROWS { ROWS } else { ROWS_STEP });
+                (rows, job.rows.div_ceil(rows))
+            })
+            .collect();
         let task = |mut i: usize| {
-            for (job, cut) in jobs.iter().zip(&cuts) {
-                if i < cut.tasks() {
-                    let (rows, t) = cut.task(job, i);
-                    self.run_block(job, rows, t);
+            for (job, (rows, n)) in cuts.iter().enumerate() {
+                if i < n * blocks {
+                    let row = i / blocks * rows;
+                    run(job, row..jobs[job].rows.min(row + rows), i % blocks);
                     return;
                 }
-                i -= cut.tasks();
+                i -= n * blocks;
             }
         };
-        let tasks = cuts.iter().map(Cut::tasks).sum();
+        let tasks = cuts.iter().map(|(_, n)| n * blocks).sum();
         if work <= SERIAL_MAX {
             (0..tasks).for_each(task);
         } else {
             self.parallel(tasks, &task);
         }
-    }
-
-    /// Some rows of the matrix × some rows of x. No two calls at the same time share an output.
-    fn run_block(&self, job: &Job<'_>, rows: Range<usize>, t: Range<usize>) {
-        with_format!(job.matrix, weights => {
-            let product = Product {
-                weights,
-                first_row: job.first_row + rows.start,
-                rows: rows.len(),
-                cols: job.matrix.cols,
-                x: &job.x[t.start * job.x_stride..],
-                x_stride: job.x_stride,
-                t: t.len(),
-                y: job.y,
-                y_start: job.y_start + t.start * job.y_stride + rows.start,
-                y_stride: job.y_stride,
-            };
-            if t.len() >= panel_rows_min(self.isa.isa(), job.matrix.weights) {
-                self.isa.run(Panels(product));
-            } else {
-                self.isa.run(product);
-            }
-        });
     }
 }
 
@@ -239,51 +304,6 @@ impl<'a> Job<'a> {
         assert_eq!(y.len(), t * w.rows, "matmul: y of {t} rows of {}", w.rows);
         let (x_stride, y_stride) = (w.cols, w.rows);
         Self { matrix: w, first_row: 0, rows: w.rows, x, x_stride, t, y: Disjoint::new(y), y_start: 0, y_stride }
-    }
-
-    /// Multiply-adds.
-    fn work(&self) -> usize {
-        self.rows * self.matrix.cols * self.t
-    }
-
-    /// Blocks of about `target` multiply-adds.
-    fn cut(&self, target: usize) -> Cut {
-        let t_block = T_MAX.min(self.t).max(1);
-        let rows_block = (target / (self.matrix.cols * t_block)).max(1).next_multiple_of(ROWS_STEP);
-        Cut { t_block, t_blocks: self.t.div_ceil(t_block), rows_block, rows_blocks: self.rows.div_ceil(rows_block) }
-    }
-}
-
-/// Activation rows from which a panel pays, as measured. Below, weights are decoded again for every few rows, which is
-/// cheap where the registers hold tiles of four rows by four, and dear where decoding is.
-fn panel_rows_min(isa: Isa, weights: Weights<'_>) -> usize {
-    match (isa, weights) {
-        (Isa::Avx512, _) => 20,
-        (_, Weights::Mxfp4 { .. }) => 4,
-        _ => 12,
-    }
-}
-
-/// Whole tiles of the kernels.
-const ROWS_STEP: usize = 4;
-
-/// How a job's output is cut: tasks one after the other share weight rows.
-struct Cut {
-    t_block: usize,
-    t_blocks: usize,
-    rows_block: usize,
-    rows_blocks: usize,
-}
-
-impl Cut {
-    fn tasks(&self) -> usize {
-        self.t_blocks * self.rows_blocks
-    }
-
-    /// Weight rows and activation rows of task `i`.
-    fn task(&self, job: &Job<'_>, i: usize) -> (Range<usize>, Range<usize>) {
-        let (row, t) = (i / self.t_blocks * self.rows_block, i % self.t_blocks * self.t_block);
-        (row..job.rows.min(row + self.rows_block), t..job.t.min(t + self.t_block))
     }
 }
 

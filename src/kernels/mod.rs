@@ -9,6 +9,7 @@ mod attention;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod buffer;
 mod compute;
 mod conv;
 mod disjoint;
@@ -33,6 +34,7 @@ use std::str::FromStr;
 
 pub use compute::Compute;
 pub use elementwise::exp;
+pub use limits::thread_seconds;
 
 use crate::error::Error;
 

@@ -22,6 +22,27 @@ pub(super) static E8M0: [f32; 256] = {
     out
 };
 
+/// The sixteen codes times what each E8M0 byte stands for, each row on a cache line of its own.
+#[cfg(target_arch = "x86_64")]
+pub(super) static MXFP4: Mxfp4Tables = Mxfp4Tables({
+    let mut out = [[0.0; 16]; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let mut code = 0;
+        while code < 16 {
+            out[byte][code] = E2M1[code] * E8M0[byte];
+            code += 1;
+        }
+        byte += 1;
+    }
+    out
+});
+
+/// See [`MXFP4`].
+#[cfg(target_arch = "x86_64")]
+#[repr(align(64))]
+pub(super) struct Mxfp4Tables(pub(super) [[f32; 16]; 256]);
+
 impl Scalar {
     #[inline(always)]
     fn each(self, f: impl Fn(f32) -> f32) -> Self {

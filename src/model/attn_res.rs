@@ -24,14 +24,18 @@ impl<'a> Residual<'a> {
 
     /// out `[rows, hidden_size]` = mix of the blocks and the running sum by `query`, or the running sum itself.
     pub(super) fn mix(&self, compute: &Compute, query: Option<&[f32]>, eps: f32, out: &mut [f32]) {
-        let size = self.sum.len();
+        self.mix_with(compute, self.sum, query, eps, out);
+    }
+
+    /// As [`Residual::mix`], with `sum` in the running sum's place.
+    pub(super) fn mix_with(&self, compute: &Compute, sum: &[f32], query: Option<&[f32]>, eps: f32, out: &mut [f32]) {
         match query {
             Some(query) if self.completed > 0 => {
-                let mut candidates: Vec<&[f32]> = self.blocks.chunks_exact(size).take(self.completed).collect();
-                candidates.push(self.sum);
+                let mut candidates: Vec<&[f32]> = self.blocks.chunks_exact(sum.len()).take(self.completed).collect();
+                candidates.push(sum);
                 compute.attn_res_mix(&candidates, query, eps, out);
             }
-            _ => out.copy_from_slice(self.sum),
+            _ => out.copy_from_slice(sum),
         }
     }
 

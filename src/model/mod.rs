@@ -3,6 +3,7 @@
 
 mod attn_res;
 mod kda;
+mod lookahead;
 mod mla;
 mod mlp;
 mod moe;
@@ -30,6 +31,8 @@ pub struct Machine<'a> {
     pub compute: &'a Compute,
     /// Routed experts; `None` only for a model without any.
     pub store: Option<&'a ExpertStore>,
+    /// Guess the next layer's experts and have them read ahead.
+    pub lookahead: bool,
     /// Ends a step early.
     pub interrupt: &'a Interrupt,
 }
@@ -39,6 +42,11 @@ pub trait Observer {
     /// Layer `layer` is done; `hidden` `[rows, hidden_size]` is the running sum it leaves.
     fn layer(&mut self, layer: usize, hidden: &[f32]) {
         let _ = (layer, hidden);
+    }
+
+    /// `experts` of `layer` were guessed, before its router has chosen; on most steps of few rows, for layers with experts.
+    fn guess(&mut self, layer: usize, experts: &[u16]) {
+        let _ = (layer, experts);
     }
 
     /// The router of `layer` has chosen.

@@ -1,6 +1,7 @@
 //! The MoE half of a layer: route, fetch the experts that any row needs once each, add their outputs in ascending expert
 //! number, and the shared experts. With a latent, experts run between `routed_expert_down_proj` and `…_up_proj`.
 
+use super::lookahead::{self, Next};
 use super::router::{self, Routes};
 use super::scratch::Carver;
 use super::step::Segment;
@@ -46,13 +47,15 @@ pub(super) fn work_floats(config: &ModelConfig, rows: usize) -> usize {
     let Some(moe) = &config.moe else { return 0 };
     let width = expert_width(config, moe);
     let shared = mlp::work_floats(rows, moe.num_shared_experts * moe.moe_intermediate_size);
-    let experts = rows * (2 * width + 2 * moe.moe_intermediate_size);
-    // Scores, latent rows, their sum and its norm stay; shared experts and routed experts follow each other, and the
-    // shared experts' sum waits in a buffer of its own.
-    rows * (2 * moe.num_experts + 3 * width + config.hidden_size) + shared.max(experts)
+    let experts = rows * (4 * width + 2 * moe.moe_intermediate_size);
+    // Scores, latent rows and the shared experts' sum stay; the shared experts, the guess for the next layer and the
+    // routed experts with their sum follow each other.
+    rows * (2 * moe.num_experts + width + config.hidden_size)
+        + shared.max(lookahead::work_floats(config, rows)).max(experts)
 }
 
-/// out `[rows, hidden_size]` = the MoE half of the normed rows x of all `segments`.
+/// out `[rows, hidden_size]` = the MoE half of the normed rows x of all `segments`. The experts of `next` are guessed while
+/// those of this layer are read.
 ///
 /// # Errors
 /// Kind `Numerical` with layer and position for scores that are not finite; what the store reports; an interrupt.
@@ -64,6 +67,7 @@ pub(super) fn forward(
     layer: usize,
     segments: &[Segment<'_>],
     x: &[f32],
+    next: Option<Next<'_>>,
     mut work: Carver<'_>,
     out: &mut [f32],
     observer: &mut dyn Observer,
@@ -101,6 +105,11 @@ pub(super) fn forward(
         mlp::forward(compute, shared, config.activation, x, work.rest(), sum);
         &*sum
     });
+
+    if let Some(next) = &next {
+        lookahead::tell(machine, config, next, shared, logits, scores, work.rest(), observer);
+        interrupt.check()?;
+    }
 
     let sum = work.take(rows * width);
     let normed = work.take(rows * width);

@@ -3,6 +3,8 @@
 //!
 //! Source: `KimiMoEGate.forward` of the released modelling code (`noaux_tc`).
 
+use std::cmp::Ordering;
+
 use crate::config::MoeConfig;
 use crate::error::{Error, Result};
 
@@ -53,18 +55,7 @@ impl Routes {
             if !logits.iter().chain(&choice).all(|x| x.is_finite()) {
                 return Err(row);
             }
-            order.clear();
-            if moe.num_expert_group > 1 {
-                order.extend(experts_of_best_groups(moe, &choice));
-            } else {
-                order.extend(0..experts as u16);
-            }
-            let best_first =
-                |a: &u16, b: &u16| choice[usize::from(*b)].total_cmp(&choice[usize::from(*a)]).then(a.cmp(b));
-            if top_k < order.len() {
-                order.select_nth_unstable_by(top_k - 1, best_first);
-                order.truncate(top_k);
-            }
+            best(moe, &choice, &mut order);
             order.sort_unstable();
             routes.ids.extend_from_slice(&order);
 
@@ -111,6 +102,26 @@ impl ByExpert {
     pub(super) fn rows(&self, i: usize) -> &[Routed] {
         &self.rows[self.offsets[i] as usize..self.offsets[i + 1] as usize]
     }
+}
+
+/// Leaves in `order` the `num_experts_per_token` experts of the highest `choice` `[num_experts]`, in no order.
+pub(super) fn best(moe: &MoeConfig, choice: &[f32], order: &mut Vec<u16>) {
+    order.clear();
+    if moe.num_expert_group > 1 {
+        order.extend(experts_of_best_groups(moe, choice));
+    } else {
+        order.extend(0..choice.len() as u16);
+    }
+    let top_k = moe.num_experts_per_token;
+    if top_k < order.len() {
+        order.select_nth_unstable_by(top_k - 1, best_first(choice));
+        order.truncate(top_k);
+    }
+}
+
+/// Orders expert ids by falling `choice` `[num_experts]`, ties by rising id.
+pub(super) fn best_first(choice: &[f32]) -> impl Fn(&u16, &u16) -> Ordering {
+    |a, b| choice[usize::from(*b)].total_cmp(&choice[usize::from(*a)]).then(a.cmp(b))
 }
 
 /// Experts of the `topk_group` groups whose two best choices sum highest (ties to the lower group), ascending.

@@ -1,6 +1,7 @@
 //! One step: rows of one or more sequences in, their final hidden rows out; layer by layer, each needed expert once.
 
 use super::attn_res::Residual;
+use super::lookahead::Next;
 use super::scratch::{Carver, Scratch};
 use super::sequence::Sequence;
 use super::{Attention, FeedForward, Machine, Model, Observer, kda, mla, mlp, moe};
@@ -83,7 +84,20 @@ impl Model {
                     mlp::forward(compute, w, config.activation, normed, Carver::new(work), delta);
                 }
                 FeedForward::Moe(w) => {
-                    moe::forward(machine, config, w, index, segments, normed, Carver::new(work), delta, observer)?;
+                    let next =
+                        machine.lookahead.then(|| Next::after(index, &self.layers, &residual, segments)).flatten();
+                    moe::forward(
+                        machine,
+                        config,
+                        w,
+                        index,
+                        segments,
+                        normed,
+                        next,
+                        Carver::new(work),
+                        delta,
+                        observer,
+                    )?;
                 }
             }
             residual.add(compute, delta);

@@ -16,13 +16,17 @@ pub(super) struct Cgroup {
 
 /// `None` where no group has a limit.
 pub(super) fn of_this_process() -> Option<Cgroup> {
-    let membership = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let read = |path: &str| fs::read_to_string(path).ok();
+    of(&read("/proc/self/cgroup")?, &read("/proc/self/mountinfo")?)
+}
+
+/// For a process of that `/proc/self/cgroup` and `/proc/self/mountinfo`.
+fn of(membership: &str, mounts: &str) -> Option<Cgroup> {
     [Version::V2, Version::V1]
         .into_iter()
         .filter_map(|version| {
-            let path = version.path(&membership)?;
-            let mount = version.mount(&mounts)?;
+            let path = version.path(membership)?;
+            let mount = version.mount(mounts)?;
             tightest(version, &mount, &mount.group(path))
         })
         .min_by_key(|cgroup| cgroup.left)
@@ -137,7 +141,7 @@ fn reclaimable(stat: &str, prefix: &str) -> u64 {
 mod tests {
     use super::*;
 
-    const MEMBERSHIP: &str = "9:name=systemd:/\n4:cpu,memory:/work/job\n1:cpu:/x\n0::/user.slice/a:b.scope\n";
+    const MEMBERSHIP: &str = "9:name=systemd:/\n4:cpu,memory:/batch/job\n1:cpu:/x\n0::/user.slice/a:b.scope\n";
     const MOUNTS: &str = "\
 22 27 0:21 / /proc rw,relatime - proc proc rw
 30 27 0:30 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu
@@ -147,7 +151,7 @@ mod tests {
 
     #[test]
     fn groups_are_found_in_both_versions() {
-        assert_eq!(Version::V1.path(MEMBERSHIP), Some("/work/job"));
+        assert_eq!(Version::V1.path(MEMBERSHIP), Some("/batch/job"));
         assert_eq!(Version::V2.path(MEMBERSHIP), Some("/user.slice/a:b.scope"));
         assert_eq!(Version::V1.path("0::/\n"), None);
     }
@@ -193,5 +197,52 @@ mod tests {
         let wanted = Cgroup { limit: 900, limit_file: group.join("memory.high"), left: 350 };
         assert_eq!(found, wanted);
         assert_eq!(mount.group("/elsewhere/../x"), root.path(), "an unseen group counts as the mount's");
+    }
+
+    /// A tree with these files, and the `mountinfo` of both hierarchies in it.
+    fn tree(files: &[(&str, &str)]) -> (tempfile::TempDir, String) {
+        let root = tempfile::tempdir().expect("a directory");
+        for (name, text) in files {
+            let path = root.path().join(name);
+            fs::create_dir_all(path.parent().expect("a parent")).expect("made");
+            fs::write(path, text).expect("written");
+        }
+        let at = root.path().display();
+        let mounts = format!(
+            "31 27 0:31 / {at}/memory rw - cgroup cgroup rw,memory\n32 27 0:32 / {at}/unified rw - cgroup2 cgroup2 rw\n"
+        );
+        (root, mounts)
+    }
+
+    #[test]
+    fn a_tree_of_version_1_is_followed_to_its_root() {
+        let (root, mounts) = tree(&[
+            ("memory/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("memory/docker/memory.limit_in_bytes", "4000\n"),
+            ("memory/docker/memory.usage_in_bytes", "3500\n"),
+            ("memory/docker/memory.stat", "cache 1\ntotal_inactive_file 1000\n"),
+            ("memory/docker/job/memory.limit_in_bytes", "2000\n"),
+            ("memory/docker/job/memory.usage_in_bytes", "100\n"),
+        ]);
+        let found = of("5:memory:/docker/job\n0::/\n", &mounts).expect("limited");
+        assert_eq!((found.limit, found.left), (2000, 1500));
+        assert!(found.limit_file.starts_with(root.path().join("memory/docker/job")));
+        assert_eq!(of("5:memory:/\n", &mounts), None);
+    }
+
+    #[test]
+    fn of_both_versions_the_one_with_less_left_counts() {
+        let files = [
+            ("memory/job/memory.limit_in_bytes", "1000\n"),
+            ("memory/job/memory.usage_in_bytes", "2000\n"),
+            ("unified/job/memory.max", "500\n"),
+            ("unified/job/memory.current", "junk\n"),
+        ];
+        let (_root, mounts) = tree(&files);
+        let found = of("5:memory:/job\n0::/job\n", &mounts).expect("limited");
+        assert_eq!((found.limit, found.left), (1000, 0), "more is used than allowed: nothing is left");
+        assert_eq!(of("0::/job\n", &mounts).expect("limited").left, 500, "what cannot be read counts as unused");
+        assert_eq!(of("", &mounts), None);
+        assert_eq!(of("5:memory:/job\n0::/job\n", ""), None);
     }
 }

@@ -1,7 +1,8 @@
 //! What a run may use: `--memory`, or the least of what the machine and the cgroup have left.
 
 use super::cgroup::{self, Cgroup};
-use super::{gib, system};
+use super::show::{at_least, at_most};
+use super::system;
 use crate::error::{Error, Result};
 
 /// Kept free for everything else on the machine, at least.
@@ -14,6 +15,10 @@ const RESERVE_SHARE: u64 = 20;
 pub(super) struct Limit {
     pub bytes: u64,
     pub source: String,
+    /// The most that `--memory` could say; `None` where the system does not tell.
+    pub most: Option<u64>,
+    /// What is free now, where the user asked for a figure that may be more.
+    pub free: Option<u64>,
 }
 
 /// What the system says; `None` where it says nothing.
@@ -29,7 +34,23 @@ pub(super) struct Memory {
 
 impl Memory {
     pub fn now() -> Self {
-        Self { physical: system::physical(), available: system::available(), cgroup: cgroup::of_this_process() }
+        // A system that says 0 says nothing: this process runs in some memory.
+        let said = |bytes: Option<u64>| bytes.filter(|bytes| *bytes > 0);
+        Self {
+            physical: said(system::physical()),
+            available: said(system::available()),
+            cgroup: cgroup::of_this_process(),
+        }
+    }
+
+    /// What the machine and the cgroup have at all.
+    fn most(&self) -> Option<u64> {
+        self.physical.into_iter().chain(self.cgroup.as_ref().map(|cgroup| cgroup.limit)).min()
+    }
+
+    /// What they have left now.
+    fn left(&self) -> Option<u64> {
+        self.available.into_iter().chain(self.cgroup.as_ref().map(|cgroup| cgroup.left)).min()
     }
 }
 
@@ -43,7 +64,7 @@ pub(super) fn limit(asked: Option<u64>, memory: &Memory) -> Result<Limit> {
 
 fn as_asked(asked: u64, memory: &Memory) -> Result<Limit> {
     let refuse = |owner: String, has: u64| {
-        Err(Error::memory(format!("--memory {}: {owner} {}", gib(asked), gib(has)))
+        Err(Error::memory(format!("--memory {}: {owner} {}", at_least(asked), at_most(has)))
             .hint("leave --memory out to use what is free"))
     };
     if let Some(physical) = memory.physical.filter(|physical| asked > *physical) {
@@ -52,17 +73,18 @@ fn as_asked(asked: u64, memory: &Memory) -> Result<Limit> {
     if let Some(cgroup) = memory.cgroup.as_ref().filter(|cgroup| asked > cgroup.limit) {
         return refuse(format!("the cgroup limit ({}) is", cgroup.limit_file.display()), cgroup.limit);
     }
-    Ok(Limit { bytes: asked, source: "--memory".into() })
+    Ok(Limit { bytes: asked, source: "--memory".into(), most: memory.most(), free: memory.left() })
 }
 
 fn what_is_free(memory: &Memory) -> Result<Limit> {
+    let limit = |bytes: u64, source: &str| Limit { bytes, source: source.into(), most: memory.most(), free: None };
     let machine = memory.available.map(|available| {
         let reserve = RESERVE_MIN.max(memory.physical.unwrap_or(available) / RESERVE_SHARE).min(available / 2);
-        Limit { bytes: available - reserve, source: "available memory less a reserve".into() }
+        limit(available - reserve, "available memory less a reserve")
     });
     let cgroup = memory.cgroup.as_ref().map(|cgroup| {
         let reserve = (cgroup.limit / RESERVE_SHARE).min(cgroup.left / 2);
-        Limit { bytes: cgroup.left - reserve, source: "cgroup".into() }
+        limit(cgroup.left - reserve, "cgroup")
     });
     machine.into_iter().chain(cgroup).min_by_key(|limit| limit.bytes).ok_or_else(|| {
         Error::memory("cannot tell how much memory is free").hint("say how much the run may use with --memory")
@@ -106,7 +128,8 @@ mod tests {
 
     #[test]
     fn memory_is_taken_as_asked_up_to_what_there_is() {
-        assert_eq!(limit(Some(99 * GIB), &memory(None)).expect("there").bytes, 99 * GIB);
+        let more = limit(Some(99 * GIB), &memory(None)).expect("there");
+        assert_eq!((more.bytes, more.free, more.most), (99 * GIB, Some(80 * GIB), Some(100 * GIB)));
         let error = limit(Some(101 * GIB), &memory(None)).expect_err("not there");
         assert_eq!(error.kind(), Kind::Memory);
         assert!(error.message().contains("this machine has 100.00 GiB"), "{error}");
@@ -116,6 +139,12 @@ mod tests {
     fn memory_beyond_the_cgroup_is_refused() {
         let error = limit(Some(41 * GIB), &memory(Some((40 * GIB, 39 * GIB)))).expect_err("would be killed");
         assert!(error.message().contains("the cgroup limit (memory.max) is 40.00 GiB"), "{error}");
+    }
+
+    #[test]
+    fn what_the_cgroup_has_left_counts_as_free() {
+        let limit = limit(Some(35 * GIB), &memory(Some((40 * GIB, 30 * GIB)))).expect("there");
+        assert_eq!((limit.free, limit.most), (Some(30 * GIB), Some(40 * GIB)));
     }
 
     #[test]

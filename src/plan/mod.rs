@@ -8,6 +8,8 @@ mod system;
 use crate::error::{Error, Result};
 use limit::{Limit, Memory};
 
+use show::{at_least, at_most, flag_value};
+
 pub use show::gib;
 pub use system::peak_resident;
 
@@ -55,45 +57,51 @@ pub struct Plan {
     pub fixed: u64,
     /// Sum of all parts.
     pub total: u64,
+    /// What the user should know about the limit, if anything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub caution: Option<String>,
 }
 
 /// Fits the expert slots into what is left of the limit.
 ///
 /// `memory` and `expert_memory` are the flags; without `memory` the limit is what is free less a reserve, and never more
 /// than the cgroup (v1 or v2) allows. The reserve is the larger of 512 MiB and 5 % of the machine's memory, but at most
-/// half of what is free; of a cgroup's rest it is 5 % of the cgroup's limit.
+/// half of what is free; of a cgroup's rest it is 5 % of the cgroup's limit. More than the machine or the cgroup has is
+/// refused; more than is free now is taken as asked, with a caution.
 ///
 /// # Errors
-/// Kind `Memory` below the floor (the message has the limit, the floor and its parts), for more than the machine or the
-/// cgroup has, and for an expert cache that does not fit.
+/// Kind `Memory` below the floor (the message has the limit, the floor and its parts, the hint a `--memory` that is
+/// enough), for more than the machine or the cgroup has, and for an expert cache that does not fit.
 pub fn plan(needs: &Needs, memory: Option<u64>, expert_memory: Option<u64>) -> Result<Plan> {
     fit(needs, limit::limit(memory, &Memory::now())?, expert_memory)
 }
 
 fn fit(needs: &Needs, limit: Limit, expert_memory: Option<u64>) -> Result<Plan> {
     let slots_min = if needs.slot == 0 { 0 } else { needs.slots_min };
+    let slots_max = if needs.slot == 0 { 0 } else { needs.slots_max.max(slots_min) };
+    // Where there are no experts there is nothing to ask for.
+    let asked = expert_memory.filter(|_| needs.slot > 0);
+    let slots_asked = asked.map(|bytes| (bytes / needs.slot).min(slots_max));
+    if let Some(asked) = asked.filter(|asked| asked / needs.slot < slots_min) {
+        return Err(below_one_token(needs, asked));
+    }
     let floor = with_slots(needs, &limit, slots_min);
-    if floor.total > floor.limit {
-        return Err(below_floor(&floor));
+    let least = with_slots(needs, &limit, slots_asked.unwrap_or(slots_min));
+    if least.total > limit.bytes {
+        let error = match slots_asked {
+            Some(_) if floor.total <= limit.bytes => experts_do_not_fit(&least),
+            _ => below_floor(&least),
+        };
+        return Err(error.hint(enough(&least, &limit)));
     }
     let left = (limit.bytes - floor.total).checked_div(needs.slot).unwrap_or(0);
-    let slots_fitting = slots_min + left;
-    let slots_max = if needs.slot == 0 { 0 } else { needs.slots_max.max(slots_min) };
-    let slots = match expert_memory {
-        None => slots_fitting.min(slots_max),
-        Some(_) if needs.slot == 0 => 0,
-        Some(asked) => {
-            let slots = (asked / needs.slot).min(slots_max);
-            if slots < slots_min {
-                return Err(below_one_token(needs, asked));
-            }
-            if slots > slots_fitting {
-                return Err(experts_do_not_fit(&floor, needs, asked));
-            }
-            slots
-        }
-    };
-    Ok(with_slots(needs, &limit, slots))
+    let slots = slots_asked.unwrap_or_else(|| slots_min.saturating_add(left).min(slots_max));
+    let plan = with_slots(needs, &limit, slots);
+    // What is free may grow until it is needed, and only the user can know.
+    let caution = limit.free.filter(|free| plan.total > *free).map(|free| {
+        format!("{} are planned and only {} free now: the run may swap or be killed", gib(plan.total), at_most(free))
+    });
+    Ok(Plan { caution, ..plan })
 }
 
 fn with_slots(needs: &Needs, limit: &Limit, slots: u64) -> Plan {
@@ -110,42 +118,51 @@ fn with_slots(needs: &Needs, limit: &Limit, slots: u64) -> Plan {
         slots,
         fixed: needs.fixed,
         total: parts.into_iter().fold(0, u64::saturating_add),
+        caution: None,
     }
 }
 
-fn below_floor(floor: &Plan) -> Error {
+fn below_floor(least: &Plan) -> Error {
     Error::memory(format!(
         "does not fit in memory: the limit is {} ({}), at least {} are needed: {}",
-        gib(floor.limit),
-        floor.limit_source,
-        gib(floor.total),
-        floor.parts_in_words()
+        at_most(least.limit),
+        least.limit_source,
+        at_least(least.total),
+        least.parts_in_words()
     ))
-    .hint("allow more with --memory, or need less with a smaller --context or --step")
 }
 
 fn below_one_token(needs: &Needs, asked: u64) -> Error {
+    let least = needs.slot.saturating_mul(needs.slots_min);
     Error::memory(format!(
         "--expert-memory {}: at least {} are needed: one token's {} experts of one layer, {} each",
-        gib(asked),
-        gib(needs.slot.saturating_mul(needs.slots_min)),
+        at_most(asked),
+        at_least(least),
         needs.slots_min,
         gib(needs.slot)
     ))
-    .hint("leave --expert-memory out to use what the rest leaves")
+    .hint(format!("leave it out to use what the rest leaves, or give --expert-memory {}", flag_value(least)))
 }
 
-fn experts_do_not_fit(floor: &Plan, needs: &Needs, asked: u64) -> Error {
-    let rest = floor.total - floor.experts;
+fn experts_do_not_fit(least: &Plan) -> Error {
+    let rest = least.total - least.experts;
     Error::memory(format!(
         "--expert-memory {} does not fit: the limit is {} ({}), {} are needed beside the experts, which leaves {}",
-        gib(asked.min(needs.slot.saturating_mul(needs.slots_max))),
-        gib(floor.limit),
-        floor.limit_source,
-        gib(rest),
-        gib(floor.limit - rest)
+        gib(least.experts),
+        at_most(least.limit),
+        least.limit_source,
+        at_least(rest),
+        at_most(least.limit - rest)
     ))
-    .hint("leave --expert-memory out to use what the rest leaves")
+}
+
+/// What to do about a plan that needs more than the limit.
+fn enough(least: &Plan, limit: &Limit) -> String {
+    let less = "a smaller --context, --step or --expert-memory needs less";
+    match limit.most {
+        Some(most) if most < least.total => format!("{less}; at most {} are there at all", at_most(most)),
+        _ => format!("allow more with --memory {}, if it is there; {less}", flag_value(least.total)),
+    }
 }
 
 #[cfg(test)]
@@ -165,7 +182,7 @@ mod tests {
     };
 
     fn within(bytes: u64) -> Limit {
-        Limit { bytes, source: "--memory".into() }
+        Limit { bytes, source: "--memory".into(), most: None, free: None }
     }
 
     #[test]
@@ -197,11 +214,35 @@ mod tests {
         assert_eq!(slots(5000, 59).expect("fits"), 5);
         assert_eq!(slots(5000, u64::MAX).expect("all experts"), 100);
         assert_eq!(slots(1240, 40).expect("the floor"), 4);
+        assert_eq!(slots(1300, 101).expect("whole slots count"), 10);
         let too_few = slots(5000, 39).expect_err("below one token's experts");
         assert!(too_few.message().contains("at least 40 bytes"), "{too_few}");
         let too_many = slots(1300, 200).expect_err("more than is left");
         assert!(too_many.message().contains("leaves 100 bytes"), "{too_many}");
         assert_eq!((too_few.kind(), too_many.kind()), (Kind::Memory, Kind::Memory));
+    }
+
+    #[test]
+    fn what_the_hint_says_is_enough() {
+        let with = |limit: u64, most: Option<u64>, asked| fit(&NEEDS, Limit { most, ..within(limit) }, asked);
+        for (limit, asked) in [(7, None), (1239, None), (1249, Some(50)), (7, Some(200))] {
+            let error = with(limit, Some(1 << 20), asked).expect_err("short");
+            let hint = error.hint_text().expect("a hint").to_owned();
+            let (_, value) = hint.split_once("--memory ").expect("a value");
+            let value: u64 = value.split(',').next().expect("a number").parse().expect("bytes");
+            with(value, Some(1 << 20), asked).expect("enough");
+            with(value - 1, Some(1 << 20), asked).expect_err("no more than enough");
+        }
+        let error = with(7, Some(1000), None).expect_err("short");
+        let hint = error.hint_text().expect("a hint");
+        assert!(!hint.contains("--memory ") && hint.contains("at most 1000 bytes are there"), "{hint}");
+    }
+
+    #[test]
+    fn more_than_is_free_is_planned_with_a_caution() {
+        let free = |free| fit(&NEEDS, Limit { free: Some(free), ..within(1300) }, None).expect("fits").caution;
+        assert_eq!(free(1300), None);
+        assert!(free(1299).expect("not free").contains("only 1299 bytes free"));
     }
 
     #[test]

@@ -6,12 +6,35 @@ use super::Plan;
 
 /// `bytes` for people: `1.50 GiB`, `12.0 MiB`, `812 bytes`.
 pub fn gib(bytes: u64) -> String {
-    match bytes {
-        0..10_240 => format!("{bytes} bytes"),
-        10_240..0x10_0000 => format!("{:.1} KiB", bytes as f64 / 1024.0),
-        0x10_0000..0x4000_0000 => format!("{:.1} MiB", bytes as f64 / (1u64 << 20) as f64),
-        _ => format!("{:.2} GiB", bytes as f64 / (1u64 << 30) as f64),
-    }
+    shown(bytes, f64::round)
+}
+
+/// At least `bytes`, as [`gib`] shows them: what is needed, so that as much as is shown is enough.
+pub(super) fn at_least(bytes: u64) -> String {
+    shown(bytes, f64::ceil)
+}
+
+/// At most `bytes`, as [`gib`] shows them: what there is.
+pub(super) fn at_most(bytes: u64) -> String {
+    shown(bytes, f64::floor)
+}
+
+/// At least `bytes`, as `--memory` takes them: `12.3MiB`.
+pub(super) fn flag_value(bytes: u64) -> String {
+    at_least(bytes).replace(" bytes", "").replace(' ', "")
+}
+
+fn shown(bytes: u64, whole: fn(f64) -> f64) -> String {
+    // Powers of two keep every bit, so that only `whole` rounds.
+    let (unit, name, digits) = match bytes {
+        0..10_240 => return format!("{bytes} bytes"),
+        10_240..0x10_0000 => (1024.0, "KiB", 1),
+        0x10_0000..0x4000_0000 => (1_048_576.0, "MiB", 1),
+        _ => (1_073_741_824.0, "GiB", 2),
+    };
+    let parts = 10f64.powi(digits);
+    let number = whole(bytes as f64 / unit * parts) / parts;
+    format!("{number:.*} {name}", digits as usize)
 }
 
 impl Plan {
@@ -40,13 +63,15 @@ impl fmt::Display for Plan {
             writeln!(f, "  {name:<22} {:>12}", gib(bytes))?;
         }
         writeln!(f, "  {:<22} {:>12}", "total", gib(self.total))?;
-        write!(f, "  {:<22} {:>12}  ({})", "limit", gib(self.limit), self.limit_source)
+        write!(f, "  {:<22} {:>12}  ({})", "limit", gib(self.limit), self.limit_source)?;
+        self.caution.iter().try_for_each(|caution| write!(f, "\n  {caution}"))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::args::size;
 
     #[test]
     fn sizes_have_the_unit_that_suits_them() {
@@ -60,5 +85,22 @@ mod tests {
         ] {
             assert_eq!(gib(bytes), shown);
         }
+    }
+
+    #[test]
+    fn as_much_as_is_shown_is_enough() {
+        for shift in 0..62 {
+            for near in [-1001, -1, 0, 1, 54_321] {
+                let Some(bytes) = (1u64 << shift).checked_add_signed(near) else { continue };
+                let (enough, less) = (at_least(bytes), at_most(bytes));
+                // Beyond 8 PiB a double has no room for every byte.
+                if bytes > 0 && bytes < 1 << 53 {
+                    assert!(size(&enough).expect("a size") >= bytes, "{bytes}: {enough}");
+                    assert!(size(&less).expect("a size") <= bytes, "{bytes}: {less}");
+                    assert_eq!(size(&enough), size(&flag_value(bytes)), "{bytes}");
+                }
+            }
+        }
+        assert_eq!((flag_value(123), flag_value((5 << 20) + 1)), ("123".into(), "5.1MiB".into()));
     }
 }

@@ -1,5 +1,7 @@
 //! What the operating system says about memory, the machine's and this process's.
 
+use std::mem::MaybeUninit;
+
 #[cfg(target_os = "macos")]
 pub use macos::peak_resident;
 #[cfg(target_os = "macos")]
@@ -8,6 +10,17 @@ pub(super) use macos::{available, physical};
 pub use proc::peak_resident;
 #[cfg(not(target_os = "macos"))]
 pub(super) use proc::{available, physical};
+
+/// Largest resident set of this process, in the system's unit: KiB on Linux, bytes on macOS.
+fn maxrss() -> u64 {
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: `usage` is valid for writes of one `rusage`, for which all zeros is a value, so it is one either way.
+    let peak = unsafe {
+        libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
+        usage.assume_init().ru_maxrss
+    };
+    u64::try_from(peak).unwrap_or(0)
+}
 
 #[cfg(not(target_os = "macos"))]
 mod proc {
@@ -23,9 +36,11 @@ mod proc {
         kib_of(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable")
     }
 
-    /// Peak resident memory of this process so far, in bytes (`VmHWM`); 0 where it cannot be told.
+    /// Peak resident memory of this process so far, in bytes (`VmHWM`, else `ru_maxrss`); 0 where it cannot be told.
     pub fn peak_resident() -> u64 {
-        fs::read_to_string("/proc/self/status").ok().and_then(|status| kib_of(&status, "VmHWM")).unwrap_or(0)
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        // `ru_maxrss` counts the program that was replaced by this one, too.
+        kib_of(&status, "VmHWM").filter(|bytes| *bytes > 0).unwrap_or_else(|| super::maxrss() * 1024)
     }
 
     /// The line `name:   123 kB`, in bytes.
@@ -37,6 +52,12 @@ mod proc {
     #[cfg(test)]
     mod tests {
         use super::*;
+
+        #[test]
+        fn both_ways_to_tell_the_peak_agree() {
+            let (status, usage) = (peak_resident(), super::super::maxrss() * 1024);
+            assert!(status / 2 < usage && usage < 16 * status, "{status} {usage}");
+        }
 
         #[test]
         fn figures_are_found_by_their_whole_name() {
@@ -54,7 +75,6 @@ mod proc {
 #[cfg(target_os = "macos")]
 mod macos {
     use std::ffi::CStr;
-    use std::mem::MaybeUninit;
 
     /// Bytes of the machine.
     pub fn physical() -> Option<u64> {
@@ -70,13 +90,7 @@ mod macos {
 
     /// Peak resident memory of this process so far, in bytes (`ru_maxrss`); 0 where it cannot be told.
     pub fn peak_resident() -> u64 {
-        let mut usage = MaybeUninit::<libc::rusage>::zeroed();
-        // SAFETY: `usage` is valid for writes of one `rusage`, for which all zeros is a value, so it is one either way.
-        let peak = unsafe {
-            libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
-            usage.assume_init().ru_maxrss
-        };
-        u64::try_from(peak).unwrap_or(0)
+        super::maxrss()
     }
 
     /// An integer of 4 or 8 bytes by its name; both fill a zeroed little-endian `u64` from its start.

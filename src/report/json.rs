@@ -35,10 +35,10 @@ pub struct RunReport {
     pub memory: Memory,
     /// What computed.
     pub backend: &'static str,
-    /// Instruction set in use.
-    pub isa: &'static str,
-    /// Threads in use.
-    pub threads: usize,
+    /// Instruction set in use; null when the model was not yet loaded.
+    pub isa: Option<&'static str>,
+    /// Threads in use; null when the model was not yet loaded.
+    pub threads: Option<usize>,
 }
 
 /// Tokens in and out.
@@ -62,8 +62,8 @@ impl Usage {
 /// Seconds on the monotonic clock, and rates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Timings {
-    /// From the prompt's being read to the model's being ready: configuration, tokenizer, trunk.
-    pub load_s: f64,
+    /// From the prompt's being read to the model's being ready: configuration, tokenizer, trunk; null when it was not.
+    pub load_s: Option<f64>,
     /// The prompt's computation, up to the logits after its last token; null when it was not finished.
     pub prefill_s: Option<f64>,
     /// From the prompt's being read to the first chosen token, loading included; null without one.
@@ -85,8 +85,8 @@ pub fn rate(count: usize, seconds: Option<f64>) -> Option<f64> {
 /// Bytes of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Memory {
-    /// Sum of the plan.
-    pub planned: u64,
+    /// Sum of the plan; null when the model was not yet loaded.
+    pub planned: Option<u64>,
     /// Largest resident set of the process so far.
     pub peak: u64,
 }

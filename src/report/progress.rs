@@ -46,6 +46,11 @@ impl Reporter {
         Self { quiet: false, screen: Some(screen), thread }
     }
 
+    /// `done` of `total` bytes of long work with files are done; `what` names it (`packing`).
+    pub fn working(&self, what: &'static str, done: u64, total: u64) {
+        self.update(Figures::Work { what, done, total });
+    }
+
     /// Clears what is shown, before the answer begins.
     pub fn finish(&self) {
         if let Some(screen) = &self.screen {
@@ -100,6 +105,13 @@ impl Progress for Reporter {
             screen.clear(&mut state);
             output::stderr(format_args!("note: {text}"));
         }
+    }
+
+    fn warning(&self, text: &str) {
+        if self.quiet {
+            return output::stderr(format_args!("note: {text}"));
+        }
+        self.notice(text);
     }
 }
 

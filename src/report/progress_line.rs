@@ -9,6 +9,8 @@ pub(super) enum Figures {
     Loading { done: u64, total: u64 },
     /// Prompt tokens, the layer of the step in work, and expert bytes read since the engine was opened.
     Prefill { done: usize, total: usize, layer: usize, layers: usize, bytes: u64 },
+    /// Bytes of long work with files, which `what` names.
+    Work { what: &'static str, done: u64, total: u64 },
 }
 
 /// Rows of a step until one has been seen to end.
@@ -25,7 +27,7 @@ pub(super) struct Phase {
 impl Phase {
     pub fn new(figures: Figures) -> Self {
         let bytes_at_start = match figures {
-            Figures::Loading { .. } => 0,
+            Figures::Loading { .. } | Figures::Work { .. } => 0,
             Figures::Prefill { bytes, .. } => bytes,
         };
         Self { figures, bytes_at_start, step_rows: STEP_ROWS_GUESS }
@@ -38,6 +40,7 @@ impl Phase {
             (Figures::Prefill { done, total: a, .. }, Figures::Prefill { done: next, total: b, .. }) => {
                 a == b && next >= done
             }
+            (Figures::Work { what: a, total: b, .. }, Figures::Work { what: c, total: d, .. }) => a == c && b == d,
             _ => false,
         }
     }
@@ -54,7 +57,7 @@ impl Phase {
     /// How much of the phase is behind, 0 to 1.
     pub fn fraction(&self) -> f64 {
         let fraction = match self.figures {
-            Figures::Loading { done, total } => done as f64 / total.max(1) as f64,
+            Figures::Loading { done, total } | Figures::Work { done, total, .. } => done as f64 / total.max(1) as f64,
             Figures::Prefill { done, total, layer, layers, .. } => {
                 let rows = self.step_rows.min(total.saturating_sub(done));
                 let in_work = rows as f64 * layer as f64 / layers.max(1) as f64;
@@ -72,6 +75,10 @@ impl Phase {
             Figures::Loading { done, total } => {
                 let (size, rate) = (amount_of(done, total), rate(done, elapsed));
                 format!("loading {size}{rate}{eta}")
+            }
+            Figures::Work { what, done, total } => {
+                let (size, rate) = (amount_of(done, total), rate(done, elapsed));
+                format!("{what} {size}{rate}{eta}")
             }
             Figures::Prefill { done, total, layer, layers, bytes } => {
                 let bytes = bytes.saturating_sub(self.bytes_at_start);
@@ -135,6 +142,14 @@ mod tests {
     fn loading_shows_size_rate_and_time_left() {
         let phase = Phase::new(Figures::Loading { done: 30_000_000_000, total: 120_000_000_000 });
         assert_eq!(phase.line(Duration::from_secs(10)), "loading 30.0 of 120.0 GB at 3.00 GB/s, 30 s left");
+    }
+
+    #[test]
+    fn work_with_files_is_named() {
+        let figures = Figures::Work { what: "packing", done: 1_000_000_000, total: 4_000_000_000 };
+        let phase = Phase::new(figures);
+        assert_eq!(phase.line(Duration::from_secs(2)), "packing 1.0 of 4.0 GB at 0.50 GB/s, 6 s left");
+        assert!(!phase.continues(&Figures::Work { what: "reading", done: 0, total: 4_000_000_000 }));
     }
 
     #[test]

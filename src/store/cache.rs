@@ -1,13 +1,17 @@
-//! Which expert is in which slot, and which slot is given up next. Pure bookkeeping: no memory is touched, no thread
-//! waits here. Every operation is O(1) in the number of slots.
+//! Which expert is in which slot. Pure bookkeeping: no memory is touched, no thread waits here. Every operation is O(1) in
+//! the number of slots.
 //!
 //! A slot is empty, filling, ready, failed, or in use (ready and pinned). It changes hands only when it is none of filling
 //! and pinned. Reservations are weaker than pins: a request reserves the experts it will yield later, which keeps them
 //! until someone has no other way to go on; that is why a request can wait for its next expert, and for nothing else.
+//! Which of the slots that nobody wants is given up is the [`Policy`]'s choice.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::catalog::Index;
+use super::histogram::Histogram;
+use super::policy::{Policy, Tuning};
 use crate::error::Error;
 
 /// Experts and the slots that hold them, over slot memory of type `M`.
@@ -16,11 +20,12 @@ pub(crate) struct Table<M> {
     /// `[experts]`: slot, or [`NONE`].
     slot_of: Vec<u32>,
     empty: Vec<u32>,
-    /// Ready and wanted by nobody, least recently used first.
-    idle: List,
+    /// Is offered the slots that are ready and wanted by nobody.
+    policy: Policy,
     /// Ready or failed, and reserved; the most recently reserved last.
     reserved: List,
     evictions: u64,
+    filling: usize,
 }
 
 const NONE: u32 = u32::MAX;
@@ -32,7 +37,8 @@ struct Slot<M> {
     generation: u64,
     pins: u32,
     reservations: u32,
-    on: On,
+    /// Place on the list of reserved slots.
+    is_listed: bool,
     previous: u32,
     next: u32,
 }
@@ -45,14 +51,6 @@ enum State<M> {
     Failed(M, Error),
     /// Only while a slot changes state.
     Moving,
-}
-
-/// The list a slot is on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum On {
-    Nothing,
-    Idle,
-    Reserved,
 }
 
 /// Ends of a list through the slots.
@@ -80,6 +78,10 @@ pub(crate) enum Reserved<M> {
     Full,
 }
 
+/// What keeps experts that are in memory already for the request that names them, until it comes to them.
+#[derive(Debug, Default)]
+pub(crate) struct Kept(VecDeque<(Index, Hold)>);
+
 /// What a reserved slot has to offer.
 pub(crate) enum View<M> {
     /// The reservation lapsed.
@@ -93,8 +95,8 @@ pub(crate) enum View<M> {
 }
 
 impl<M> Table<M> {
-    /// One empty slot for each of `memory`; experts are numbered below `experts`.
-    pub(crate) fn new(memory: Vec<M>, experts: usize) -> Self {
+    /// One empty slot for each of `memory`, for `layers` layers of `experts` experts, numbered `layer · experts + expert`.
+    pub(crate) fn new(memory: Vec<M>, layers: usize, experts: usize) -> Self {
         let slots: Vec<_> = memory
             .into_iter()
             .map(|memory| Slot {
@@ -103,14 +105,16 @@ impl<M> Table<M> {
                 generation: 0,
                 pins: 0,
                 reservations: 0,
-                on: On::Nothing,
+                is_listed: false,
                 previous: NONE,
                 next: NONE,
             })
             .collect();
-        let list = List { first: NONE, last: NONE };
         let empty = (0..slots.len() as u32).rev().collect();
-        Self { slots, slot_of: vec![NONE; experts], empty, idle: list, reserved: list, evictions: 0 }
+        // Until somebody says how many experts a token takes, every request counts as one token's.
+        let policy = Policy::new(layers, experts, usize::MAX, slots.len(), Tuning::default());
+        let reserved = List { first: NONE, last: NONE };
+        Self { slots, slot_of: vec![NONE; layers * experts], empty, policy, reserved, evictions: 0, filling: 0 }
     }
 
     /// Experts that made way for others so far.
@@ -118,32 +122,106 @@ impl<M> Table<M> {
         self.evictions
     }
 
-    /// Marks an expert as used just now, if it is in memory.
-    pub(crate) fn touch(&mut self, expert: Index) {
-        let slot = self.slot_of[expert as usize];
-        if slot != NONE && self.slots[slot as usize].on == On::Idle {
-            self.unlist(slot);
-            self.list(slot, On::Idle);
+    /// What the choice of experts to keep goes by: a token asks `top_k` experts of a layer, and earlier runs left
+    /// `histogram`.
+    pub(crate) fn learn(&mut self, top_k: usize, histogram: &Histogram) {
+        self.policy.learn(top_k, histogram);
+    }
+
+    /// The model asks for `experts`, ascending, all of one layer. Those that are there are reserved, so that they do not
+    /// make way for the others before the request comes to them; half of the slots at most, for the others need some too.
+    pub(crate) fn begin(&mut self, experts: &[Index]) -> Kept {
+        self.policy.requested(experts);
+        let mut kept = Kept::default();
+        for &expert in experts {
+            if kept.0.len() == self.slots.len() / 2 {
+                break;
+            }
+            let slot = self.slot_of[expert as usize];
+            if slot != NONE {
+                self.slots[slot as usize].reservations += 1;
+                self.relist(slot);
+                kept.0.push_back((expert, self.hold(slot)));
+            }
+        }
+        kept
+    }
+
+    /// The request has come to `expert` and reserved it, or `None` when it ends: nothing up to there need be kept.
+    pub(crate) fn come_to(&mut self, expert: Option<Index>, kept: &mut Kept) {
+        while let Some(&(next, hold)) = kept.0.front()
+            && expert.is_none_or(|expert| next <= expert)
+        {
+            kept.0.pop_front();
+            self.release(hold);
         }
     }
 
     /// Reserves `expert`, in a slot that nobody wants if it is not there; with `urgent`, also in a slot that others
     /// reserved for later.
     pub(crate) fn reserve(&mut self, expert: Index, urgent: bool) -> Reserved<M> {
-        let slot = self.slot_of[expert as usize];
-        if slot != NONE {
-            self.slots[slot as usize].reservations += 1;
-            self.relist(slot);
-            return Reserved::Present(self.hold(slot));
+        if let Some(hold) = self.reserve_present(expert) {
+            return Reserved::Present(hold);
         }
         let Some((slot, memory)) = self.take(urgent) else { return Reserved::Full };
+        Reserved::Absent(self.fill(slot, expert), memory)
+    }
+
+    /// Reserves `expert` in a slot that holds nothing, to be read into this memory; `None` when it is there already, or when
+    /// there is no such slot.
+    pub(crate) fn reserve_empty(&mut self, expert: Index) -> Option<(Hold, M)> {
+        if self.slot_of[expert as usize] != NONE {
+            return None;
+        }
+        let (slot, memory) = self.take_empty()?;
+        Some((self.fill(slot, expert), memory))
+    }
+
+    /// Reserves `expert`, which will probably be asked for, in a slot that nobody wants; `None` when it is there already, when
+    /// there is no such slot, or when half of the slots are being read into.
+    pub(crate) fn prefetch(&mut self, expert: Index) -> Option<(Hold, M)> {
+        if self.slot_of[expert as usize] != NONE || 2 * (self.filling + 1) > self.slots.len() {
+            return None;
+        }
+        let (slot, memory) = self.take(false)?;
+        Some((self.fill(slot, expert), memory))
+    }
+
+    /// Reserves `expert` if it is in memory, or on its way.
+    pub(crate) fn reserve_present(&mut self, expert: Index) -> Option<Hold> {
+        let slot = self.slot_of[expert as usize];
+        if slot == NONE {
+            return None;
+        }
+        self.slots[slot as usize].reservations += 1;
+        self.relist(slot);
+        Some(self.hold(slot))
+    }
+
+    /// A reservation that will not be filled after all.
+    pub(crate) fn abandon(&mut self, hold: Hold, memory: M) {
+        self.forsake(hold.slot);
+        self.complete(hold.slot, memory, Ok(()));
+    }
+
+    /// Nobody waits for what is being read into `slot` any more: its reservations lapse, its expert can be had elsewhere,
+    /// and it is empty once the read ends.
+    pub(crate) fn forsake(&mut self, slot: u32) {
         let entry = &mut self.slots[slot as usize];
-        entry.state = State::Filling;
-        entry.expert = expert;
+        assert!(matches!(entry.state, State::Filling), "only a slot that is being filled is forsaken");
+        self.slot_of[entry.expert as usize] = NONE;
+        (entry.expert, entry.reservations, entry.pins) = (NONE, 0, 0);
         entry.generation += 1;
-        entry.reservations = 1;
-        self.slot_of[expert as usize] = slot;
-        Reserved::Absent(self.hold(slot), memory)
+    }
+
+    /// Whether no slot is empty.
+    pub(crate) fn is_full(&self) -> bool {
+        self.empty.is_empty()
+    }
+
+    /// Slots that are being read into.
+    pub(crate) fn filling(&self) -> usize {
+        self.filling
     }
 
     /// Gives a reservation back.
@@ -178,20 +256,49 @@ impl<M> Table<M> {
     }
 
     /// Ends a [`Table::pin`]; whoever pinned has let go of the memory before.
-    pub(crate) fn unpin(&mut self, slot: u32) {
-        self.slots[slot as usize].pins -= 1;
-        self.relist(slot);
+    pub(crate) fn unpin(&mut self, hold: Hold) {
+        let entry = &mut self.slots[hold.slot as usize];
+        if entry.generation == hold.generation {
+            entry.pins -= 1;
+            self.relist(hold.slot);
+        }
     }
 
     /// Takes the memory of a filling slot back from the readers, filled or with the error that stopped them.
     pub(crate) fn complete(&mut self, slot: u32, memory: M, result: Result<(), Error>) {
         let entry = &mut self.slots[slot as usize];
         assert!(matches!(entry.state, State::Filling), "a slot is completed once");
+        self.filling -= 1;
+        if entry.expert == NONE {
+            entry.state = State::Empty(memory);
+            self.empty.push(slot);
+            return;
+        }
         entry.state = match result {
             Ok(()) => State::Ready(Arc::new(memory)),
             Err(error) => State::Failed(memory, error),
         };
         self.relist(slot);
+    }
+
+    /// A slot whose memory was taken is now `expert`'s, who has one reservation.
+    fn fill(&mut self, slot: u32, expert: Index) -> Hold {
+        let entry = &mut self.slots[slot as usize];
+        entry.state = State::Filling;
+        entry.expert = expert;
+        entry.generation += 1;
+        entry.reservations = 1;
+        self.slot_of[expert as usize] = slot;
+        self.filling += 1;
+        self.hold(slot)
+    }
+
+    fn take_empty(&mut self) -> Option<(u32, M)> {
+        let slot = self.empty.pop()?;
+        match std::mem::replace(&mut self.slots[slot as usize].state, State::Moving) {
+            State::Empty(memory) => Some((slot, memory)),
+            _ => unreachable!("slots on the empty stack are empty"),
+        }
     }
 
     /// Empties every slot that is ready and wanted by nobody.
@@ -203,6 +310,7 @@ impl<M> Table<M> {
                 continue;
             }
             self.unlist(slot);
+            self.policy.withdraw(slot);
             let entry = &mut self.slots[slot as usize];
             if let State::Ready(memory) = std::mem::replace(&mut entry.state, State::Moving) {
                 let memory = Arc::into_inner(memory).expect("an unpinned slot is referred to by nobody");
@@ -218,19 +326,15 @@ impl<M> Table<M> {
         Hold { slot, generation: self.slots[slot as usize].generation }
     }
 
-    /// An empty slot: one that was, else the least recently used, else (when `urgent`) the one reserved last.
+    /// An empty slot: one that was, else the policy's choice, else (when `urgent`) the one reserved last.
     fn take(&mut self, urgent: bool) -> Option<(u32, M)> {
-        if let Some(slot) = self.empty.pop() {
-            return match std::mem::replace(&mut self.slots[slot as usize].state, State::Moving) {
-                State::Empty(memory) => Some((slot, memory)),
-                _ => unreachable!("slots on the empty stack are empty"),
-            };
+        if let Some(empty) = self.take_empty() {
+            return Some(empty);
         }
-        let slot = match (self.idle.first, self.reserved.last) {
-            (NONE, NONE) => return None,
-            (NONE, last) if urgent => last,
-            (NONE, _) => return None,
-            (first, _) => first,
+        let slot = match (self.policy.victim(), self.reserved.last) {
+            (Some(victim), _) => victim,
+            (None, last) if urgent && last != NONE => last,
+            _ => return None,
         };
         self.unlist(slot);
         let entry = &mut self.slots[slot as usize];
@@ -247,16 +351,17 @@ impl<M> Table<M> {
         }
     }
 
-    /// Puts a slot on the list where its state belongs, at the recent end.
+    /// Puts a slot where its state belongs: on offer, or at the recent end of the reserved.
     fn relist(&mut self, slot: u32) {
         self.unlist(slot);
+        self.policy.withdraw(slot);
         let entry = &mut self.slots[slot as usize];
         if entry.pins > 0 {
             return;
         }
         match &entry.state {
-            State::Ready(_) if entry.reservations == 0 => self.list(slot, On::Idle),
-            State::Ready(_) | State::Failed(..) if entry.reservations > 0 => self.list(slot, On::Reserved),
+            State::Ready(_) if entry.reservations == 0 => self.policy.offer(slot, entry.expert),
+            State::Ready(_) | State::Failed(..) if entry.reservations > 0 => self.list(slot),
             State::Failed(..) => {
                 // Nobody waits for it any more: whoever asks next has it read anew.
                 if let State::Failed(memory, _) = std::mem::replace(&mut entry.state, State::Moving) {
@@ -270,258 +375,33 @@ impl<M> Table<M> {
         }
     }
 
-    fn ends(&mut self, on: On) -> &mut List {
-        if on == On::Idle { &mut self.idle } else { &mut self.reserved }
-    }
-
-    fn list(&mut self, slot: u32, on: On) {
-        let last = std::mem::replace(&mut self.ends(on).last, slot);
+    fn list(&mut self, slot: u32) {
+        let last = std::mem::replace(&mut self.reserved.last, slot);
         match last {
-            NONE => self.ends(on).first = slot,
+            NONE => self.reserved.first = slot,
             last => self.slots[last as usize].next = slot,
         }
         let entry = &mut self.slots[slot as usize];
-        (entry.on, entry.previous, entry.next) = (on, last, NONE);
+        (entry.is_listed, entry.previous, entry.next) = (true, last, NONE);
     }
 
     fn unlist(&mut self, slot: u32) {
         let entry = &mut self.slots[slot as usize];
-        let (on, previous, next) = (entry.on, entry.previous, entry.next);
-        if on == On::Nothing {
+        let (previous, next) = (entry.previous, entry.next);
+        if !std::mem::take(&mut entry.is_listed) {
             return;
         }
-        (entry.on, entry.previous, entry.next) = (On::Nothing, NONE, NONE);
+        (entry.previous, entry.next) = (NONE, NONE);
         match previous {
-            NONE => self.ends(on).first = next,
+            NONE => self.reserved.first = next,
             previous => self.slots[previous as usize].next = next,
         }
         match next {
-            NONE => self.ends(on).last = previous,
+            NONE => self.reserved.last = previous,
             next => self.slots[next as usize].previous = previous,
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    impl<M> Table<M> {
-        /// Everything that must hold between any two operations.
-        fn check(&self) {
-            let mut listed = vec![On::Nothing; self.slots.len()];
-            for (list, on) in [(self.idle, On::Idle), (self.reserved, On::Reserved)] {
-                let (mut at, mut previous) = (list.first, NONE);
-                while at != NONE {
-                    let entry = &self.slots[at as usize];
-                    assert_eq!((entry.on, entry.previous), (on, previous));
-                    listed[at as usize] = on;
-                    (previous, at) = (at, entry.next);
-                }
-                assert_eq!(list.last, previous);
-            }
-            for (at, entry) in self.slots.iter().enumerate() {
-                assert_eq!(entry.on, listed[at]);
-                let expected = match &entry.state {
-                    State::Ready(_) if entry.pins == 0 && entry.reservations == 0 => On::Idle,
-                    State::Ready(_) | State::Failed(..) if entry.pins == 0 => On::Reserved,
-                    _ => On::Nothing,
-                };
-                assert_eq!(entry.on, expected);
-                let is_empty = matches!(entry.state, State::Empty(_));
-                assert_eq!(self.empty.contains(&(at as u32)), is_empty);
-                assert!(!matches!(entry.state, State::Moving));
-                if !is_empty {
-                    assert_eq!(self.slot_of[entry.expert as usize], at as u32);
-                }
-                if let State::Ready(memory) = &entry.state {
-                    assert_eq!(Arc::strong_count(memory), 1, "tests hold no memory between operations");
-                }
-            }
-            let found = self.slot_of.iter().filter(|slot| **slot != NONE).count();
-            assert_eq!(found, self.slots.len() - self.empty.len(), "each expert is in one slot at most");
-        }
-    }
-
-    fn fill(table: &mut Table<u32>, expert: Index) -> Hold {
-        match table.reserve(expert, false) {
-            Reserved::Absent(hold, memory) => {
-                table.complete(hold.slot, memory, Ok(()));
-                hold
-            }
-            Reserved::Present(hold) => hold,
-            Reserved::Full => panic!("no slot for {expert}"),
-        }
-    }
-
-    fn is_present(table: &Table<u32>, expert: Index) -> bool {
-        table.slot_of[expert as usize] != NONE
-    }
-
-    #[test]
-    fn the_least_recently_used_expert_makes_way() {
-        let mut table = Table::new(vec![0, 1, 2], 10);
-        for expert in [1, 2, 3, 1] {
-            let hold = fill(&mut table, expert);
-            table.release(hold);
-        }
-        let hold = fill(&mut table, 4);
-        table.release(hold);
-        assert!(is_present(&table, 1) && !is_present(&table, 2) && is_present(&table, 3) && is_present(&table, 4));
-        table.touch(3);
-        let hold = fill(&mut table, 5);
-        table.release(hold);
-        assert!(is_present(&table, 3) && !is_present(&table, 1));
-        assert_eq!(table.evictions(), 2);
-        table.check();
-    }
-
-    #[test]
-    fn a_filling_or_pinned_slot_is_never_given_away() {
-        let mut table = Table::new(vec![0, 1], 10);
-        let pinned = fill(&mut table, 1);
-        table.pin(pinned);
-        table.release(pinned);
-        let Reserved::Absent(filling, memory) = table.reserve(2, false) else { panic!() };
-        assert!(matches!(table.reserve(3, true), Reserved::Full));
-        table.release(filling);
-        assert!(matches!(table.reserve(3, true), Reserved::Full), "nobody waits for it, yet it is being written");
-        table.complete(filling.slot, memory, Ok(()));
-        assert!(matches!(table.reserve(3, false), Reserved::Absent(hold, 1) if hold.slot == filling.slot));
-        table.unpin(pinned.slot);
-        table.check();
-    }
-
-    #[test]
-    fn a_reserved_slot_goes_only_to_the_urgent() {
-        let mut table = Table::new(vec![0, 1], 10);
-        let (first, last) = (fill(&mut table, 1), fill(&mut table, 2));
-        assert!(matches!(table.reserve(3, false), Reserved::Full));
-        let Reserved::Absent(hold, memory) = table.reserve(3, true) else { panic!() };
-        assert_eq!(hold.slot, last.slot, "the one needed last");
-        assert!(matches!(table.view(last), View::Lapsed) && matches!(table.view(first), View::Ready(_)));
-        table.release(last);
-        table.complete(hold.slot, memory, Ok(()));
-        table.check();
-        assert_eq!(table.slots[hold.slot as usize].reservations, 1, "a lapsed hold releases nothing");
-    }
-
-    #[test]
-    fn a_failure_is_told_to_all_who_wait_and_then_forgotten() {
-        let mut table = Table::new(vec![0], 10);
-        let Reserved::Absent(one, memory) = table.reserve(1, false) else { panic!() };
-        let Reserved::Present(two) = table.reserve(1, false) else { panic!() };
-        table.complete(one.slot, memory, Err(Error::io("no")));
-        for hold in [one, two] {
-            assert!(matches!(table.view(hold), View::Failed(_)));
-            table.release(hold);
-            table.check();
-        }
-        assert!(!is_present(&table, 1));
-        assert!(matches!(table.reserve(1, false), Reserved::Absent(..)));
-    }
-
-    /// Two clients, each wanting experts of its own choice: every order of their operations and of completions, to a depth
-    /// that reaches every state of two slots and three experts.
-    #[test]
-    fn no_order_of_operations_breaks_the_table() {
-        fn explore(path: &mut Vec<u8>, depth: usize, seen: &mut usize) {
-            if depth == 0 {
-                return;
-            }
-            for operation in 0..16 {
-                path.push(operation);
-                if replay(path) {
-                    *seen += 1;
-                    explore(path, depth - 1, seen);
-                }
-                path.pop();
-            }
-        }
-        /// Whether the last operation was possible.
-        fn replay(path: &[u8]) -> bool {
-            let mut table = Table::new(vec![0_u32, 1], 3);
-            let mut filling: Vec<(u32, u32)> = Vec::new();
-            let mut holds: Vec<(Hold, bool)> = Vec::new();
-            for operation in path {
-                let possible = match operation {
-                    0..6 => match table.reserve(u32::from(operation % 3), operation / 3 == 1) {
-                        Reserved::Full => true,
-                        Reserved::Present(hold) => {
-                            holds.push((hold, false));
-                            true
-                        }
-                        Reserved::Absent(hold, memory) => {
-                            assert!(filling.iter().all(|(slot, held)| *slot != hold.slot && *held != memory));
-                            let pinned = holds.iter().any(|(other, pinned)| *pinned && other.slot == hold.slot);
-                            assert!(!pinned, "a pinned slot changed hands");
-                            filling.push((hold.slot, memory));
-                            holds.push((hold, false));
-                            true
-                        }
-                    },
-                    6..10 => {
-                        let at = usize::from(operation - 6) / 2;
-                        let result = if operation % 2 == 0 { Ok(()) } else { Err(Error::io("no")) };
-                        at < filling.len() && {
-                            let (slot, memory) = filling.remove(at);
-                            table.complete(slot, memory, result);
-                            true
-                        }
-                    }
-                    10..13 => {
-                        let at = usize::from(operation - 10);
-                        at < holds.len() && !holds[at].1 && {
-                            let (hold, _) = holds.remove(at);
-                            table.release(hold);
-                            true
-                        }
-                    }
-                    _ => {
-                        let at = usize::from(operation - 13);
-                        at < holds.len()
-                            && match (holds[at].1, table.view(holds[at].0)) {
-                                (true, view) => {
-                                    assert!(!matches!(view, View::Lapsed), "a pinned reservation lapsed");
-                                    drop(view);
-                                    let (hold, _) = holds.remove(at);
-                                    table.release(hold);
-                                    table.unpin(hold.slot);
-                                    true
-                                }
-                                (false, View::Lapsed) => false,
-                                (false, view) => {
-                                    drop(view);
-                                    table.pin(holds[at].0);
-                                    holds[at].1 = true;
-                                    true
-                                }
-                            }
-                    }
-                };
-                if !possible {
-                    return false;
-                }
-                table.check();
-            }
-            true
-        }
-        let mut seen = 0;
-        explore(&mut Vec::new(), 5, &mut seen);
-        assert!(seen > 50_000, "{seen}");
-    }
-
-    #[test]
-    fn a_hundred_thousand_slots_cost_no_more_than_ten() {
-        let mut table = Table::new((0..100_000).collect(), 200_000);
-        let start = std::time::Instant::now();
-        for expert in (0..200_000).chain(0..200_000) {
-            let hold = fill(&mut table, expert);
-            table.pin(hold);
-            table.release(hold);
-            table.unpin(hold.slot);
-        }
-        assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
-        assert_eq!(table.evictions(), 300_000);
-    }
-}
+mod tests;

@@ -1,13 +1,17 @@
-//! Where experts live: each has replicas, each replica runs of adjacent parts in a file. Also how a replica lies in a slot
-//! and in which pieces it is read. Some 32 bytes an expert: K3 has 82,432 of them.
+//! Where experts live: each has replicas (in the released shards, in files on drive roots), each replica runs of adjacent
+//! parts in a file. Also how a replica lies in a slot and in which pieces it is read. Some 50 bytes a copy: K3 has 82,432
+//! experts.
 
 use std::ops::Range;
 
 use rustc_hash::FxHashMap;
+use xxhash_rust::xxh3::Xxh3;
 
 use super::ExpertId;
+use super::files::Names;
+use super::packed::PackedRoot;
 use super::slab::ALIGN;
-use crate::checkpoint::{ExpertFormat, ExpertTable, Manifest};
+use crate::checkpoint::{ExpertFormat, ExpertTable, MOVED, Manifest};
 use crate::error::{Error, Result};
 
 /// Parts of an expert at most ([`ExpertFormat::parts`]).
@@ -35,12 +39,14 @@ pub(crate) struct Catalog {
 pub(crate) struct Replica {
     layout: u32,
     first_run: u32,
+    /// XXH3-64 of the expert's file, for a copy on a drive root.
+    pub checksum: Option<u64>,
 }
 
 /// Where a run of adjacent parts begins.
 #[derive(Debug, Clone, Copy)]
 struct Run {
-    file: u16,
+    file: u32,
     offset: u64,
 }
 
@@ -64,11 +70,18 @@ pub(crate) struct Piece {
 }
 
 impl Catalog {
-    /// Of the shards of `manifest`, where they lie; empty for a model without routed experts.
+    /// Of the shards of `manifest`, where they lie.
+    #[cfg(test)]
+    fn of_shards(manifest: &Manifest) -> Result<Self> {
+        Self::new(manifest, &[], &Names::of_shards(manifest))
+    }
+
+    /// Of the shards of `manifest`, where they lie, and the files of `roots`; `names` numbers the files of both. Empty for a
+    /// model without routed experts.
     ///
     /// # Errors
-    /// Kind `Model` when an expert lies outside its file, which a checked manifest rules out.
-    pub(crate) fn of_shards(manifest: &Manifest) -> Result<Self> {
+    /// Kind `Model` when an expert lies outside its file, which a checked manifest rules out, or is nowhere.
+    pub(crate) fn new(manifest: &Manifest, roots: &[PackedRoot], names: &Names) -> Result<Self> {
         let Some(table) = &manifest.experts else { return Ok(Self::empty()) };
         let parts = table.format.parts();
         let count = table.moe_layers.len() * table.num_experts;
@@ -79,23 +92,52 @@ impl Catalog {
                 table.part_bytes.len()
             )));
         }
+        let copies = count + roots.iter().map(|root| root.experts.len()).sum::<usize>();
         let mut catalog = Self {
             format: table.format,
             part_bytes: table.part_bytes.clone(),
             moe_layers: table.moe_layers.clone(),
             num_experts: table.num_experts,
             first_replica: Vec::with_capacity(count + 1),
-            replicas: Vec::with_capacity(count),
-            runs: Vec::with_capacity(count),
+            replicas: Vec::with_capacity(copies),
+            runs: Vec::with_capacity(copies),
             layouts: Vec::new(),
         };
         let mut known = FxHashMap::default();
+        let mut lost = Vec::new();
+        let mut rest: Vec<_> = roots.iter().map(|root| root.experts.iter().peekable()).collect();
         for (index, places) in table.places.chunks_exact(parts).enumerate() {
-            catalog.first_replica.push(catalog.replicas.len() as u32);
-            check_bounds(manifest, table, places).map_err(|error| error.context(catalog.id(index as Index)))?;
-            catalog.push_replica(places, &mut known);
+            let id = catalog.id(index as Index);
+            let first = catalog.replicas.len();
+            catalog.first_replica.push(first as u32);
+            // An expert that was moved has no place in a shard; the roots hold it.
+            if places.iter().all(|place| place.0 != MOVED) {
+                check_bounds(manifest, table, places).map_err(|error| error.context(id))?;
+                let places: Vec<_> = places.iter().map(|(shard, offset)| (u32::from(*shard), *offset)).collect();
+                catalog.push_replica(&places, None, &mut known);
+            }
+            for (number, (root, rest)) in roots.iter().zip(&mut rest).enumerate() {
+                // Both run in the order of the ids.
+                while rest.next_if(|expert| expert.id < id).is_some() {}
+                if let Some(expert) = rest.next_if(|expert| expert.id == id) {
+                    let file = names.of_root(number, index as Index);
+                    let places: Vec<_> = root.part_offsets.iter().map(|offset| (file, *offset)).collect();
+                    catalog.push_replica(&places, Some(expert.checksum), &mut known);
+                }
+            }
+            if catalog.replicas.len() == first {
+                lost.push(id);
+            }
         }
         catalog.first_replica.push(catalog.replicas.len() as u32);
+        if let Some(first) = lost.first() {
+            return Err(Error::model(format!(
+                "{} experts are neither in the shards of {} nor on a drive root that was given, {first} among them",
+                lost.len(),
+                manifest.dir.display()
+            ))
+            .hint("they were moved to drive roots: give those with --experts ROOT…"));
+        }
         Ok(catalog)
     }
 
@@ -112,7 +154,7 @@ impl Catalog {
         }
     }
 
-    fn push_replica(&mut self, places: &[(u16, u64)], known: &mut FxHashMap<Layout, u32>) {
+    fn push_replica(&mut self, places: &[(u32, u64)], checksum: Option<u64>, known: &mut FxHashMap<Layout, u32>) {
         let mut order = [0, 1, 2, 3, 4, 5];
         let order = &mut order[..places.len().min(PARTS_MAX)];
         order.sort_unstable_by_key(|part| places[usize::from(*part)]);
@@ -135,12 +177,17 @@ impl Catalog {
             self.layouts.push(layout.clone());
             next
         });
-        self.replicas.push(Replica { layout, first_run });
+        self.replicas.push(Replica { layout, first_run, checksum });
     }
 
     /// Number of experts.
     pub(crate) fn len(&self) -> usize {
         self.first_replica.len() - 1
+    }
+
+    /// Layers with experts, and experts of a layer.
+    pub(crate) fn shape(&self) -> (usize, usize) {
+        (self.moe_layers.len(), self.num_experts)
     }
 
     /// How the experts are stored.
@@ -172,9 +219,31 @@ impl Catalog {
         &self.replicas[self.first_replica[index] as usize..self.first_replica[index + 1] as usize]
     }
 
+    /// Whether two copies fill a slot alike, so that it may have pieces of both.
+    pub(crate) fn fill_alike(&self, a: Replica, b: Replica) -> bool {
+        a.layout == b.layout
+            && self.runs_of(a).zip(self.runs_of(b)).all(|(a, b)| a.before == b.before && a.slot_len == b.slot_len)
+    }
+
+    /// XXH3-64 of an expert file that was read into `memory`: its parts, each padded with zeros to whole pages.
+    pub(crate) fn checksum_in_slot(&self, replica: Replica, memory: &[u8]) -> u64 {
+        let mut hash = Xxh3::new();
+        for part in 0..self.part_bytes.len() {
+            let bytes = self.part_in_slot(replica, part).map_or(&[][..], |range| &memory[range]);
+            hash.update(bytes);
+            hash.update(&[0; ALIGN][..bytes.len().next_multiple_of(ALIGN) - bytes.len()]);
+        }
+        hash.digest()
+    }
+
+    /// File that holds the first part of `replica`.
+    pub(crate) fn file_of(&self, replica: Replica) -> usize {
+        self.runs[replica.first_run as usize].file as usize
+    }
+
     /// Files that hold experts, ascending.
     pub(crate) fn files(&self) -> Vec<usize> {
-        let mut files: Vec<usize> = self.runs.iter().map(|run| usize::from(run.file)).collect();
+        let mut files: Vec<usize> = self.runs.iter().map(|run| run.file as usize).collect();
         files.sort_unstable();
         files.dedup();
         files
@@ -225,7 +294,7 @@ impl Catalog {
             let mut offset = run.offset;
             for &other in parts {
                 if usize::from(other) == part {
-                    return Some((usize::from(run.file), offset + at as u64));
+                    return Some((run.file as usize, offset + at as u64));
                 }
                 offset += self.part_bytes[usize::from(other)];
             }
@@ -239,7 +308,7 @@ impl Catalog {
             let len = parts.iter().map(|part| self.part_bytes[usize::from(*part)] as usize).sum::<usize>();
             let before = (run.offset % ALIGN as u64) as usize;
             let slot_len = (before + len).next_multiple_of(ALIGN);
-            RunInSlot { file: usize::from(run.file), page: run.offset - before as u64, before, len, slot_len }
+            RunInSlot { file: run.file as usize, page: run.offset - before as u64, before, len, slot_len }
         })
     }
 }

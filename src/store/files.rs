@@ -1,55 +1,150 @@
-//! Open descriptors of the shards: opened when needed, at most so many at once, the least recently used closed first.
+//! The files that hold experts and their open descriptors: opened when needed, at most so many at once, the least recently used closed first.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustc_hash::FxHashMap;
+
+use super::ExpertId;
+use super::packed::{PackedRoot, expert_path};
 use super::reader::{Disk, DiskFile, raise_descriptor_limit};
+use crate::checkpoint::Manifest;
 
 /// Descriptors left to the rest of the process: standard streams, output files, sockets.
 const RESERVED: u64 = 24;
 
+/// Numbers and names of the files that hold experts: the shards first, then each root's, one an expert. K3 has 82,432 of
+/// the latter on a root, so their names are made when they are needed.
+pub(crate) struct Names {
+    shards: Vec<PathBuf>,
+    shard_bytes: Vec<u64>,
+    roots: Vec<RootNames>,
+    moe_layers: Vec<u16>,
+    num_experts: usize,
+}
+
+struct RootNames {
+    dir: PathBuf,
+    parts: usize,
+    file_bytes: u64,
+}
+
+impl Names {
+    /// The shards of `manifest` alone.
+    pub(crate) fn of_shards(manifest: &Manifest) -> Self {
+        Self::new(manifest, &[])
+    }
+
+    /// Some files and their lengths.
+    pub(crate) fn of_files(paths: Vec<PathBuf>, bytes: Vec<u64>) -> Self {
+        Self { shards: paths, shard_bytes: bytes, roots: Vec::new(), moe_layers: Vec::new(), num_experts: 0 }
+    }
+
+    /// The shards of `manifest` and the files of `roots`.
+    pub(crate) fn new(manifest: &Manifest, roots: &[PackedRoot]) -> Self {
+        let experts = manifest.experts.as_ref();
+        let roots = roots.iter().map(|root| RootNames {
+            dir: root.dir.clone(),
+            parts: root.part_offsets.len(),
+            file_bytes: root.file_bytes,
+        });
+        Self {
+            shards: manifest.shards.clone(),
+            shard_bytes: manifest.shard_bytes.clone(),
+            roots: roots.collect(),
+            moe_layers: experts.map_or_else(Vec::new, |experts| experts.moe_layers.clone()),
+            num_experts: experts.map_or(0, |experts| experts.num_experts),
+        }
+    }
+
+    /// Number of files.
+    pub(crate) fn len(&self) -> usize {
+        self.shards.len() + self.roots.len() * self.a_root()
+    }
+
+    /// Files of a root, whether they are there or not.
+    fn a_root(&self) -> usize {
+        self.moe_layers.len() * self.num_experts
+    }
+
+    /// The file of expert `index` on root `root`.
+    pub(crate) fn of_root(&self, root: usize, index: u32) -> u32 {
+        (self.shards.len() + root * self.a_root()) as u32 + index
+    }
+
+    /// The root that file `file` is on; `None` for a shard.
+    pub(crate) fn root_of(&self, file: usize) -> Option<(usize, &Path)> {
+        let root = file.checked_sub(self.shards.len())? / self.a_root().max(1);
+        Some((root, &self.roots.get(root)?.dir))
+    }
+
+    /// Path of file `file`.
+    pub(crate) fn path(&self, file: usize) -> PathBuf {
+        let Some((root, dir)) = self.root_of(file) else { return self.shards[file].clone() };
+        let index = (file - self.shards.len()) % self.a_root();
+        let id =
+            ExpertId { layer: self.moe_layers[index / self.num_experts], expert: (index % self.num_experts) as u16 };
+        expert_path(dir, id, self.roots[root].parts)
+    }
+
+    /// Length of file `file` when the model was opened.
+    pub(crate) fn bytes(&self, file: usize) -> u64 {
+        match self.root_of(file) {
+            Some((root, _)) => self.roots[root].file_bytes,
+            None => self.shard_bytes[file],
+        }
+    }
+}
+
 /// Files that are read from, by number.
 pub(crate) struct Files {
     disk: Arc<dyn Disk>,
-    paths: Vec<PathBuf>,
-    bytes: Vec<u64>,
+    names: Names,
     open: Mutex<Open>,
 }
 
 struct Open {
-    /// `[files][direct]`: descriptor and when it was last asked for.
-    files: Vec<Option<(Arc<dyn DiskFile>, u64)>>,
-    count: usize,
+    /// By file and mode: descriptor and when it was last asked for.
+    files: FxHashMap<usize, (Arc<dyn DiskFile>, u64)>,
     clock: u64,
     count_max: usize,
 }
 
 impl Files {
-    /// `paths` with their lengths; `readers` descriptors may be in use beyond those that are kept.
-    pub(crate) fn new(disk: Arc<dyn Disk>, paths: &[PathBuf], bytes: &[u64], readers: usize) -> Self {
-        let wanted = 2 * paths.len() as u64 + readers as u64 + RESERVED;
+    /// Files of `names`; `readers` descriptors may be in use beyond those that are kept.
+    pub(crate) fn new(disk: Arc<dyn Disk>, names: Names, readers: usize) -> Self {
+        let wanted = 2 * names.len() as u64 + readers as u64 + RESERVED;
         let limit = raise_descriptor_limit(wanted);
         // A reader may hold one that was closed here meanwhile.
         let count_max = limit.saturating_sub(RESERVED + readers as u64).clamp(2, 1 << 20) as usize;
-        Self::with_limit(disk, paths, bytes, count_max)
+        Self::with_limit(disk, names, count_max)
     }
 
     /// As [`Files::new`], with the number of descriptors to keep.
-    pub(crate) fn with_limit(disk: Arc<dyn Disk>, paths: &[PathBuf], bytes: &[u64], count_max: usize) -> Self {
-        let files = (0..2 * paths.len()).map(|_| None).collect();
-        let open = Mutex::new(Open { files, count: 0, clock: 0, count_max: count_max.max(1) });
-        Self { disk, paths: paths.to_vec(), bytes: bytes.to_vec(), open }
+    pub(crate) fn with_limit(disk: Arc<dyn Disk>, names: Names, count_max: usize) -> Self {
+        let open = Mutex::new(Open { files: FxHashMap::default(), clock: 0, count_max: count_max.max(1) });
+        Self { disk, names, open }
+    }
+
+    /// Their names.
+    pub(crate) fn names(&self) -> &Names {
+        &self.names
     }
 
     /// Path of file `file`.
-    pub(crate) fn path(&self, file: usize) -> &Path {
-        &self.paths[file]
+    pub(crate) fn path(&self, file: usize) -> PathBuf {
+        self.names.path(file)
     }
 
     /// Length of file `file` when the model was opened.
     pub(crate) fn bytes(&self, file: usize) -> u64 {
-        self.bytes[file]
+        self.names.bytes(file)
+    }
+
+    /// Number of the physical device that `path` is on.
+    pub(crate) fn device(&self, path: &Path) -> io::Result<u64> {
+        self.disk.device(path)
     }
 
     /// A descriptor of file `file`. Opens outside the lock, so that one drive that hangs does not hold up the others.
@@ -58,14 +153,23 @@ impl Files {
         if let Some(open) = self.lock().find(key) {
             return Ok(open);
         }
-        let opened = match self.disk.open(&self.paths[file], direct) {
+        let path = self.path(file);
+        let opened = match self.disk.open(&path, direct) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
                 self.lock().close_all();
-                self.disk.open(&self.paths[file], direct)?
+                self.disk.open(&path, direct)?
             }
             other => other?,
         };
         Ok(self.lock().keep(key, opened))
+    }
+
+    /// Closes file `file`: a drive that went and came again has it anew.
+    pub(crate) fn close(&self, file: usize) {
+        let mut open = self.lock();
+        for key in [2 * file, 2 * file + 1] {
+            open.files.remove(&key);
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Open> {
@@ -76,7 +180,7 @@ impl Files {
 impl Open {
     fn find(&mut self, key: usize) -> Option<Arc<dyn DiskFile>> {
         self.clock += 1;
-        let (file, used) = self.files[key].as_mut()?;
+        let (file, used) = self.files.get_mut(&key)?;
         *used = self.clock;
         Some(Arc::clone(file))
     }
@@ -86,23 +190,20 @@ impl Open {
         if let Some(file) = self.find(key) {
             return file;
         }
-        if self.count >= self.count_max {
-            let oldest = (0..self.files.len()).filter_map(|at| Some((self.files[at].as_ref()?.1, at))).min();
-            if let Some((_, at)) = oldest {
-                self.files[at] = None;
-                self.count -= 1;
+        if self.files.len() >= self.count_max {
+            let oldest = self.files.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| *key);
+            if let Some(oldest) = oldest {
+                self.files.remove(&oldest);
             }
         }
-        self.files[key] = Some((Arc::clone(&opened), self.clock));
-        self.count += 1;
+        self.files.insert(key, (Arc::clone(&opened), self.clock));
         opened
     }
 
     /// The system is out of descriptors: gives back all, and keeps fewer from now on.
     fn close_all(&mut self) {
-        self.count_max = (self.count * 3 / 4).max(1);
-        self.files.iter_mut().for_each(|file| *file = None);
-        self.count = 0;
+        self.count_max = (self.files.len() * 3 / 4).max(1);
+        self.files.clear();
     }
 }
 
@@ -148,9 +249,10 @@ mod tests {
 
     fn files(limit: usize, count_max: usize) -> (Arc<Counting>, Files) {
         let disk = Arc::new(Counting { live: Arc::default(), opened: AtomicUsize::new(0), limit });
-        let paths: Vec<_> = (0..100).map(|i| PathBuf::from(format!("shard-{i}"))).collect();
+        let shards: Vec<_> = (0..100).map(|i| PathBuf::from(format!("shard-{i}"))).collect();
+        let names = Names::of_files(shards, vec![0; 100]);
         let shared: Arc<dyn Disk> = Arc::<Counting>::clone(&disk);
-        (disk, Files::with_limit(shared, &paths, &[0; 100], count_max))
+        (disk, Files::with_limit(shared, names, count_max))
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! How often each expert was used, kept from run to run, so that a new run starts with the experts that pay most.
 //!
 //! Counts belong to one model, told by a fingerprint. A file that is missing, damaged or of another model is worth a notice,
-//! never an error. A layer's counts add up to [`LAYER_USES_MAX`] at most: beyond, they shrink in proportion, so that the past
+//! never an error. A layer's counts add up to `LAYER_USES_MAX` at most: beyond, they shrink in proportion, so that the past
 //! fades as new uses come in, and a short run does not outweigh a long one.
 
 use std::path::Path;
@@ -85,6 +85,16 @@ impl Histogram {
     /// Whether nothing is known, of earlier runs or this one.
     pub fn is_empty(&self) -> bool {
         self.learned.iter().chain(&self.new).all(|count| *count == 0)
+    }
+
+    /// Whether this run has added anything since the last save.
+    pub fn has_news(&self) -> bool {
+        self.new.iter().any(|count| *count > 0)
+    }
+
+    /// Uses that are remembered of the layer with the most.
+    pub fn layer_uses(&self) -> u64 {
+        self.learned.chunks(self.experts.max(1)).map(total).max().unwrap_or(0)
     }
 
     /// Layers, and experts of a layer.

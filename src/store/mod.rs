@@ -10,10 +10,12 @@ mod check;
 mod drive;
 mod files;
 pub mod histogram;
+mod lookahead;
 pub mod packed;
 pub mod policy;
 mod reader;
 mod request;
+mod schedule;
 mod sealed;
 pub mod simulate;
 mod slab;
@@ -22,22 +24,28 @@ mod slots;
 mod tests;
 pub mod trace;
 mod volume;
+mod warm;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use self::catalog::Catalog;
-use self::drive::Drive;
-use self::slots::Slots;
+use self::drive::Readers;
+use self::histogram::Histogram;
+use self::lookahead::Guess;
+use self::packed::PackedRoot;
+use self::slots::{Fill, Reading, SlotState, Slots};
 use crate::checkpoint::Manifest;
 use crate::error::{Error, Result};
 use crate::interrupt::Interrupt;
 
-pub(crate) use self::files::Files;
+pub(crate) use self::check::reserved_scale;
+pub(crate) use self::files::{Files, Names};
 pub(crate) use self::reader::{Disk, System, Tally};
 pub use self::request::{Expert, Request};
+pub(crate) use self::sealed::checksum;
 pub(crate) use self::slab::{ALIGN, Region};
-pub(crate) use self::volume::Volumes;
+pub(crate) use self::volume::{Volume, Volumes, device_name};
 
 /// How long the end waits for reads in flight; one that takes longer is left behind.
 const SHUTDOWN: Duration = Duration::from_millis(500);
@@ -68,6 +76,8 @@ pub struct StoreOptions {
     pub queue_depth: usize,
     /// Bytes of one positional read.
     pub piece_bytes: usize,
+    /// Compare every expert read from a drive root with its checksum.
+    pub verify: bool,
 }
 
 /// How one drive was read, for the report.
@@ -83,6 +93,10 @@ pub struct DriveStats {
     pub reads: u64,
     /// Seconds during which at least one read was in flight.
     pub seconds: f64,
+    /// Reads that failed.
+    pub errors: u64,
+    /// `ok`, or `failing`: its last read failed.
+    pub state: String,
 }
 
 /// Counters since the store was opened. `hits + misses` is the number of experts asked for.
@@ -100,62 +114,78 @@ pub struct StoreStats {
     pub expert_bytes: u64,
     /// Seconds that the model waited for reads.
     pub wait_s: f64,
+    /// Bytes that were read because they were guessed, and then asked for.
+    pub lookahead_useful_bytes: u64,
+    /// Bytes that were read because they were guessed, and not asked for by the layer they were guessed for.
+    pub lookahead_wasted_bytes: u64,
+    /// Guessed experts that were dropped before a read began.
+    pub lookahead_dropped: u64,
+    /// Pieces that were read from another copy after a failure.
+    pub retries: u64,
 }
 
 /// Experts on disk and the slots that hold some of them.
 pub struct ExpertStore {
     slots: Arc<Slots>,
-    drives: Vec<Drive>,
-    /// `[shards]`: index into `drives`.
-    drive_of_file: Vec<usize>,
-    piece_bytes: usize,
+    readers: Readers,
     interrupt: Interrupt,
 }
 
 impl ExpertStore {
-    /// Bytes of one slot for the experts of `manifest`: payload plus alignment room. 0 for a model without routed experts.
-    pub fn slot_bytes(manifest: &Manifest) -> u64 {
-        Catalog::of_shards(manifest).map_or(0, |catalog| catalog.slot_bytes() as u64)
-    }
-
-    /// Opens the shards and allocates the slots; more slots than the model has experts are not made.
+    /// Bytes of one slot for the experts of `manifest`, whichever copy is read: payload plus alignment room. 0 for a model
+    /// without routed experts.
     ///
     /// # Errors
-    /// Kind `Model` for files that cannot be opened, `Memory` for a slab that cannot be allocated or for no slot at all.
-    pub fn open(manifest: &Manifest, options: &StoreOptions, interrupt: Interrupt) -> Result<Arc<Self>> {
-        Self::open_on(Arc::new(System), manifest, options, interrupt)
+    /// Kind `Model` for an expert that is neither in a shard nor on a root.
+    pub fn slot_bytes(manifest: &Manifest, roots: &[PackedRoot]) -> Result<u64> {
+        let catalog = Catalog::new(manifest, roots, &Names::new(manifest, roots))?;
+        Ok(catalog.slot_bytes() as u64)
+    }
+
+    /// Opens the shards and the drive roots, and allocates the slots; more slots than the model has experts are not made.
+    ///
+    /// # Errors
+    /// Kind `Model` for files that cannot be opened or an expert that is nowhere, `Memory` for a slab that cannot be
+    /// allocated or for no slot at all.
+    pub fn open(
+        manifest: &Manifest,
+        roots: &[PackedRoot],
+        options: &StoreOptions,
+        interrupt: Interrupt,
+    ) -> Result<Arc<Self>> {
+        Self::open_on(Arc::new(System), manifest, roots, options, interrupt)
     }
 
     /// As [`ExpertStore::open`], reading through `disk`.
     fn open_on(
         disk: Arc<dyn Disk>,
         manifest: &Manifest,
+        roots: &[PackedRoot],
         options: &StoreOptions,
         interrupt: Interrupt,
     ) -> Result<Arc<Self>> {
-        let catalog = Catalog::of_shards(manifest)?;
+        let names = Names::new(manifest, roots);
+        let catalog = Catalog::new(manifest, roots, &names)?;
         let slots = options.slots.min(catalog.len());
         if slots == 0 && catalog.len() > 0 {
             return Err(Error::memory("no memory for experts: the store needs one slot at least, found 0")
                 .hint("give more memory (--memory, --expert-memory)"));
         }
-        let files = Arc::new(Files::new(disk, &manifest.shards, &manifest.shard_bytes, options.queue_depth.max(1)));
+        let files = Arc::new(Files::new(disk, names, options.queue_depth.max(1)));
         let volumes = Volumes::open(&files, &catalog.files(), options.direct)?;
         let slot_bytes = catalog.slot_bytes();
         let slab_bytes = slot_bytes.saturating_mul(slots);
         let mut slab = Region::allocate(slab_bytes, &format!("{slots} expert slots of {slot_bytes} bytes"))?;
         let memory = (0..slots).map(|_| slab.split_to(slot_bytes)).collect();
-        let mut drives = Vec::new();
-        for (number, volume) in volumes.list.into_iter().enumerate() {
-            drives.push(Drive::start(volume, number, options.queue_depth)?);
-        }
-        Ok(Arc::new(Self {
-            slots: Arc::new(Slots::new(catalog, manifest.shards.clone(), memory)),
-            drives,
+        let readers = Readers::start(volumes.list, options.queue_depth)?;
+        let reading = Reading {
             drive_of_file: volumes.of_file,
+            files,
+            queue: readers.queue(),
             piece_bytes: options.piece_bytes,
-            interrupt,
-        }))
+            verify: options.verify,
+        };
+        Ok(Arc::new(Self { slots: Arc::new(Slots::new(catalog, memory, reading)), readers, interrupt }))
     }
 
     /// Asks for `experts` (ascending, distinct) of `layer`; reads start at once, as far as free slots allow.
@@ -163,10 +193,54 @@ impl ExpertStore {
         Request::new(self, layer, experts)
     }
 
-    /// Begins to read `experts` of `layer`, which will probably be asked for next, behind all that has been asked for.
-    /// What has not begun is dropped when the layer's [`ExpertStore::request`] does not name it.
+    /// Tells what a token takes, `top_k` experts of a layer, and what earlier runs learned: the choice of experts to keep
+    /// goes by both. A histogram of another model's shape is ignored.
+    pub fn learn(&self, top_k: usize, histogram: &Histogram) {
+        self.slots.lock().table.learn(top_k, histogram);
+    }
+
+    /// Begins to read `experts` of `layer`, likeliest first, which will probably be asked for next, behind all that has been
+    /// asked for. What has not begun is dropped when the layer's [`ExpertStore::request`] does not name it.
     pub fn lookahead(&self, layer: u16, experts: &[u16]) {
-        let _ = (layer, experts);
+        let mut state = self.slots.lock();
+        self.settle(&mut state, layer, &[]); // an earlier guess that nothing came of
+        if !state.ahead.pays() {
+            return;
+        }
+        for &expert in experts {
+            let Some(index) = self.slots.catalog.index(layer, expert) else { continue };
+            let guess = match state.table.reserve_present(index) {
+                // Kept until the layer has chosen, lest this layer's reads take its slot.
+                Some(hold) => Guess { index, hold, started: None },
+                None => {
+                    let Some((hold, memory)) = state.table.prefetch(index) else { continue };
+                    Guess { index, hold, started: Some(Fill::start(&self.slots, index, hold, memory, true)) }
+                }
+            };
+            state.ahead.push(layer, guess);
+        }
+    }
+
+    /// The router of `layer` has chosen `asked`, ascending: the guesses that came true go before all others, those that did
+    /// not and have not begun are dropped. Returns the former; their slots are kept until released.
+    fn settle(&self, state: &mut SlotState, layer: u16, asked: &[u32]) -> Vec<Guess> {
+        let SlotState { ahead, table, .. } = state;
+        let queue = self.slots.queue();
+        let (useful, others) =
+            ahead.settle(layer, asked, self.slots.catalog.expert_bytes(), |guess, started, is_asked| {
+                if is_asked {
+                    queue.with(|schedule, now| ((), schedule.promote(started.group, now)));
+                    return true;
+                }
+                let dropped = queue.with(|schedule, _| (schedule.drop_ahead(started.group, started.pieces), 0));
+                match dropped.and_then(Fill::take_back) {
+                    Some(memory) => table.abandon(guess.hold, memory),
+                    None => return true,
+                }
+                false
+            });
+        others.into_iter().for_each(|hold| table.release(hold));
+        useful
     }
 
     /// Forgets the experts in memory that no request holds; what is being read arrives nevertheless.
@@ -176,7 +250,8 @@ impl ExpertStore {
 
     /// Counters so far.
     pub fn stats(&self) -> StoreStats {
-        let drives = self.drives.iter().map(Drive::stats).collect();
+        let drives = self.readers.stats();
+        let retries = self.readers.retries();
         let state = self.slots.lock();
         StoreStats {
             drives,
@@ -185,6 +260,10 @@ impl ExpertStore {
             evictions: state.table.evictions(),
             expert_bytes: state.expert_bytes,
             wait_s: state.wait.as_secs_f64(),
+            lookahead_useful_bytes: state.ahead.useful_bytes,
+            lookahead_wasted_bytes: state.ahead.wasted_bytes,
+            lookahead_dropped: state.ahead.dropped,
+            retries,
         }
     }
 
@@ -195,14 +274,14 @@ impl ExpertStore {
 
     /// Notices for the user that have not been fetched yet (a drive that fell back to buffered reads).
     pub fn take_notices(&self) -> Vec<String> {
-        self.drives.iter().filter_map(|drive| drive.volume().take_notice()).collect()
+        self.readers.take_notices()
     }
 }
 
 impl Drop for ExpertStore {
     fn drop(&mut self) {
-        self.drives.iter().for_each(Drive::close);
-        let deadline = Instant::now() + SHUTDOWN;
-        self.drives.iter_mut().for_each(|drive| drive.join(deadline));
+        self.readers.close();
+        self.slots.end();
+        self.readers.join(Instant::now() + SHUTDOWN);
     }
 }

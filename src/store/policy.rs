@@ -100,8 +100,10 @@ impl Policy {
         }
     }
 
-    /// Begins with what earlier runs learned. One of another shape is ignored, and so are layers without any use.
-    pub fn learn(&mut self, histogram: &Histogram) {
+    /// Begins with what earlier runs learned; a token asks `top_k` experts of a layer. A histogram of another shape is
+    /// ignored, and so are layers without any use.
+    pub fn learn(&mut self, top_k: usize, histogram: &Histogram) {
+        self.top_k = top_k;
         if histogram.shape() != (self.layers.len(), self.experts as usize) {
             return;
         }
@@ -189,6 +191,12 @@ impl Policy {
         Some(slot)
     }
 
+    /// The expert that `slot` is on offer with.
+    #[cfg(test)]
+    pub(super) fn offer_of(&self, slot: u32) -> Option<u32> {
+        self.offers.get(self.place[slot as usize] as usize).map(|offer| offer.expert)
+    }
+
     /// Slots on offer.
     pub fn offered(&self) -> usize {
         self.offers.len()
@@ -267,13 +275,13 @@ mod tests {
         let mut histogram = Histogram::new(0, 2, 100);
         (0..1000).for_each(|_| histogram.record(0, &[1, 2]));
         let mut policy = policy(2);
-        policy.learn(&histogram);
+        policy.learn(2, &histogram);
         assert!(policy.chance(1) > policy.chance(3));
         assert_eq!(policy.chance(101), 0.0, "nothing is known of the other layer");
         (0..1000).for_each(|_| policy.requested(&[3, 4]));
         assert!(policy.chance(1) < policy.chance(3));
         let mut other = Policy::new(3, 100, 2, 2, Tuning::default());
-        other.learn(&histogram);
+        other.learn(2, &histogram);
         assert_eq!(other.chance(1), 0.0, "a histogram of another shape");
     }
 
@@ -360,7 +368,7 @@ mod tests {
         assert!(!policy.withdraw(0));
         let mut empty = Policy::new(0, 0, 0, 0, Tuning::default());
         empty.requested(&[0]);
-        empty.learn(&Histogram::new(0, 0, 0));
+        empty.learn(0, &Histogram::new(0, 0, 0));
         assert_eq!(empty.victim(), None);
         let odd = Tuning { recent_keep: f32::NAN, lasting_keep: 2.0, candidates: 0, ..Tuning::default() };
         let mut policy = Policy::new(1, 4, 1, 2, odd);

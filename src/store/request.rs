@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::cache::{Hold, Reserved, View};
-use super::catalog::Index;
+use super::cache::{Hold, Kept, Reserved, View};
+use super::catalog::{Index, Replica};
 use super::slab::Region;
 use super::slots::{Fill, SlotState};
 use super::{ExpertId, ExpertStore};
 use crate::error::{Error, Result};
 
 /// How long a wait lasts before the interrupt is looked at again.
-const PATIENCE: Duration = Duration::from_millis(50);
+pub(super) const PATIENCE: Duration = Duration::from_millis(50);
 
 /// The experts of one layer on their way; yields them in the order asked, which is ascending.
 ///
@@ -25,14 +25,19 @@ pub struct Request<'a> {
     asked: VecDeque<Index>,
     /// Reservations of the first of `asked`.
     holds: VecDeque<Hold>,
+    /// Those of the others that were there from the start.
+    kept: Kept,
+    /// Those that were on their way already because they were guessed.
+    guessed: Vec<Index>,
     /// An expert that the model does not have.
     unknown: Option<Error>,
 }
 
 impl<'a> Request<'a> {
     pub(super) fn new(store: &'a ExpertStore, layer: u16, experts: &[u16]) -> Self {
+        let asked = VecDeque::with_capacity(experts.len());
         let mut request =
-            Self { store, asked: VecDeque::with_capacity(experts.len()), holds: VecDeque::new(), unknown: None };
+            Self { store, asked, holds: VecDeque::new(), kept: Kept::default(), guessed: Vec::new(), unknown: None };
         for &expert in experts {
             match store.slots.catalog.index(layer, expert) {
                 Some(index) => request.asked.push_back(index),
@@ -45,11 +50,12 @@ impl<'a> Request<'a> {
             }
         }
         let mut state = store.slots.lock();
-        for &index in &request.asked {
-            state.table.touch(index); // so that what is there already does not make way for the others
-        }
+        request.kept = state.table.begin(request.asked.make_contiguous());
+        let guessed = store.settle(&mut state, layer, request.asked.make_contiguous());
+        request.guessed = guessed.iter().map(|guess| guess.index).collect();
         request.run_ahead(&mut state);
-        drop(state);
+        guessed.iter().for_each(|guess| state.table.release(guess.hold));
+        store.slots.notify(state);
         request
     }
 
@@ -63,20 +69,23 @@ impl<'a> Request<'a> {
         if let Some(error) = self.unknown.take() {
             return Err(error);
         }
-        let Some(&index) = self.asked.front() else { return Ok(None) };
+        if self.asked.is_empty() {
+            return Ok(None);
+        }
         let slots = &self.store.slots;
         let mut state = slots.lock();
         let mut began = None;
         // While it is waited for, an expert is pinned: it cannot be lost between its arrival and our waking up.
-        let mut pinned = false;
+        let mut pinned = None;
         let outcome = loop {
             if let Err(error) = self.store.interrupt.check() {
                 break Err(error);
             }
             if let Some(hold) = self.claim(&mut state) {
-                if !pinned {
+                // A fill whose read hung was given up: what is claimed now is another.
+                if pinned != Some(hold) {
                     state.table.pin(hold);
-                    pinned = true;
+                    pinned = Some(hold);
                 }
                 self.run_ahead(&mut state);
                 match state.table.view(hold) {
@@ -85,8 +94,13 @@ impl<'a> Request<'a> {
                     View::Filling | View::Lapsed => {}
                 }
             }
-            if self.store.drives.iter().any(super::drive::Drive::has_lost_a_reader) {
+            if self.store.readers.has_lost_one() {
                 break Err(Error::other("a reader thread ended unexpectedly"));
+            }
+            let overdue = self.store.readers.overdue();
+            if !overdue.is_empty() {
+                slots.give_up(&mut state, &overdue);
+                continue;
             }
             began.get_or_insert_with(Instant::now);
             state = slots.wait(state, PATIENCE);
@@ -96,16 +110,17 @@ impl<'a> Request<'a> {
         }
         match outcome {
             Ok((hold, memory)) => {
-                self.asked.pop_front();
+                let index = self.asked.pop_front();
                 self.holds.pop_front();
                 state.table.release(hold);
-                let id = slots.catalog.id(index);
-                Ok(Some(Expert { id, store: self.store, index, slot: hold.slot, memory: Some(memory) }))
+                let id = slots.catalog.id(index.unwrap_or_default());
+                let replica = state.replica_of(hold.slot);
+                Ok(Some(Expert { id, store: self.store, replica, slot: hold, memory: Some(memory) }))
             }
             Err(error) => {
                 let interrupted = self.store.interrupt.is_raised();
-                if pinned && let Some(hold) = self.holds.front() {
-                    state.table.unpin(hold.slot);
+                if let Some(hold) = pinned {
+                    state.table.unpin(hold);
                 }
                 if !interrupted {
                     self.asked.pop_front();
@@ -146,18 +161,22 @@ impl<'a> Request<'a> {
     }
 
     /// One reservation; starts the read of an expert that is not there. `first` when it was not counted before.
-    fn reserve(&self, state: &mut SlotState, index: Index, urgent: bool, first: bool) -> Option<Hold> {
+    fn reserve(&mut self, state: &mut SlotState, index: Index, urgent: bool, first: bool) -> Option<Hold> {
         let store = self.store;
-        match state.table.reserve(index, urgent) {
+        let reserved = state.table.reserve(index, urgent);
+        if !matches!(reserved, Reserved::Full) {
+            state.table.come_to(Some(index), &mut self.kept);
+        }
+        match reserved {
             Reserved::Present(hold) => {
-                state.hits += u64::from(first);
+                let was_read = self.guessed.contains(&index);
+                state.misses += u64::from(first && was_read);
+                state.hits += u64::from(first && !was_read);
                 Some(hold)
             }
             Reserved::Absent(hold, memory) => {
                 state.misses += u64::from(first);
-                for job in Fill::start(&store.slots, index, hold, memory, store.piece_bytes) {
-                    store.drives[store.drive_of_file[job.piece.file]].push(job);
-                }
+                Fill::start(&store.slots, index, hold, memory, false);
                 Some(hold)
             }
             Reserved::Full => None,
@@ -171,6 +190,7 @@ impl Drop for Request<'_> {
         for hold in self.holds.drain(..) {
             state.table.release(hold);
         }
+        state.table.come_to(None, &mut self.kept);
         self.store.slots.notify(state);
     }
 }
@@ -180,8 +200,8 @@ pub struct Expert<'a> {
     /// Which.
     pub id: ExpertId,
     store: &'a ExpertStore,
-    index: Index,
-    slot: u32,
+    replica: Replica,
+    slot: Hold,
     /// `None` only while it is dropped.
     memory: Option<Arc<Region>>,
 }
@@ -191,7 +211,7 @@ impl Expert<'_> {
     /// does not have.
     pub fn part(&self, index: usize) -> &[u8] {
         let catalog = &self.store.slots.catalog;
-        let range = catalog.part_in_slot(catalog.replicas(self.index)[0], index);
+        let range = catalog.part_in_slot(self.replica, index);
         match (&self.memory, range) {
             (Some(memory), Some(range)) => &memory[range],
             _ => &[],

@@ -22,7 +22,7 @@ const FRAME_BYTES: usize = 16;
 pub(crate) fn read(path: &Path, magic: Magic, payload_max: usize) -> Result<Option<Vec<u8>>, String> {
     let metadata = match fs::metadata(path) {
         Ok(metadata) => metadata,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
         Err(error) => return Err(format!("cannot be read: {error}")),
     };
     // Asked before it is opened: opening a pipe would wait for a writer.
@@ -115,7 +115,7 @@ fn sync_directory(path: &Path) {
 }
 
 /// FNV-1a, 64 bits: against damage, not against intent.
-fn checksum(bytes: &[u8]) -> u64 {
+pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 

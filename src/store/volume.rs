@@ -2,20 +2,21 @@
 //! whole, says so once, and tells the mode in force.
 
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use rustc_hash::FxHashMap;
+
 use super::files::Files;
-use super::reader::{self, Cause, ReadError, Stop, Tally, continue_read, is_refusal, whole_pages};
+use super::reader::{self, Cause, Disk, ReadError, Stop, System, Tally, continue_read, is_refusal, whole_pages};
 use super::slab::{ALIGN, Region};
 use crate::error::{Error, Kind, Result};
 
 /// A device and the files on it.
 pub(crate) struct Volume {
     files: Arc<Files>,
-    /// Directory of its first file, for people.
+    /// Directory of its first file, or the first root on it: for people.
     path: String,
     direct: AtomicBool,
     notice: Mutex<Option<String>>,
@@ -25,26 +26,36 @@ pub(crate) struct Volume {
 pub(crate) struct Volumes {
     /// One a device.
     pub list: Vec<Arc<Volume>>,
-    /// `[files]`: index into `list`; `usize::MAX` for a file that is not used.
-    pub of_file: Vec<usize>,
+    /// `[files]`: index into `list`; `u16::MAX` for a file that is not used.
+    pub of_file: Vec<u16>,
 }
 
 impl Volumes {
-    /// Opens each file of `used` once, groups them by device and finds by a real read whether direct reads work.
+    /// Groups the files of `used` by physical device, opens each shard among them once, and finds by a real read whether
+    /// direct reads work. Files of drive roots are opened when they are read: there is one for each expert.
     ///
     /// # Errors
     /// Kind `Model` for a file that cannot be opened, `Io` for one that opens and cannot be read.
     pub(crate) fn open(files: &Arc<Files>, used: &[usize], direct: bool) -> Result<Self> {
         let mut volumes = Self { list: Vec::new(), of_file: Vec::new() };
         let mut found: Vec<(u64, usize)> = Vec::new(); // device, its largest file
+        let mut roots: FxHashMap<usize, u64> = FxHashMap::default();
+        let device = |path: &Path| files.device(path).map_err(|cause| unopened(path, &cause));
         for &file in used {
-            let path = files.path(file);
-            let device = std::fs::metadata(path).map_err(|cause| unopened(path, &cause))?.dev();
+            let device = match files.names().root_of(file) {
+                Some((root, dir)) => match roots.get(&root) {
+                    Some(device) => *device,
+                    None => *roots.entry(root).or_insert(device(dir)?),
+                },
+                None => device(&files.path(file))?,
+            };
             let volume = match found.iter().position(|(known, _)| *known == device) {
                 Some(at) => at,
                 None => {
                     found.push((device, file));
-                    volumes.list.push(Arc::new(Volume::new(files, path, direct)));
+                    let path = files.path(file);
+                    let dir = files.names().root_of(file).map(|(_, dir)| dir).or(path.parent()).unwrap_or(&path);
+                    volumes.list.push(Arc::new(Volume::new(files, dir, direct)));
                     found.len() - 1
                 }
             };
@@ -52,23 +63,49 @@ impl Volumes {
                 found[volume].1 = file;
             }
             if volumes.of_file.len() <= file {
-                volumes.of_file.resize(file + 1, usize::MAX);
+                volumes.of_file.resize(file + 1, u16::MAX);
             }
-            volumes.of_file[file] = volume;
+            volumes.of_file[file] = volume as u16;
         }
         for (volume, (_, largest)) in volumes.list.iter().zip(&found) {
-            volume.probe(*largest)?;
+            match volume.probe(*largest) {
+                // A copy that is gone may have others: whoever reads it finds out.
+                Err(_) if files.names().root_of(*largest).is_some() => {}
+                probed => probed?,
+            }
         }
         for &file in used {
-            volumes.list[volumes.of_file[file]].open(file).map_err(|cause| unopened(files.path(file), &cause))?;
+            if files.names().root_of(file).is_none() {
+                let volume = &volumes.list[usize::from(volumes.of_file[file])];
+                volume.open(file).map_err(|cause| unopened(&files.path(file), &cause))?;
+            }
         }
         Ok(volumes)
     }
 }
 
+/// Name of the physical device that `path` is on, such as `nvme0n1`; its number where the system gives no name.
+///
+/// # Errors
+/// Kind `Model` when there is no such path.
+pub(crate) fn device_name(path: &Path) -> Result<String> {
+    let device = System.device(path).map_err(|cause| unopened(path, &cause))?;
+    #[cfg(target_os = "linux")]
+    {
+        let (major, minor) = (libc::major(device), libc::minor(device));
+        let node = std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok();
+        if let Some(name) = node.as_deref().and_then(Path::file_name) {
+            return Ok(name.display().to_string());
+        }
+        Ok(format!("{major}:{minor}"))
+    }
+    #[cfg(not(target_os = "linux"))]
+    Ok(device.to_string())
+}
+
 impl Volume {
-    fn new(files: &Arc<Files>, path: &Path, direct: bool) -> Self {
-        let path = path.parent().unwrap_or(path).display().to_string();
+    fn new(files: &Arc<Files>, dir: &Path, direct: bool) -> Self {
+        let path = dir.display().to_string();
         Self { files: Arc::clone(files), path, direct: AtomicBool::new(direct), notice: Mutex::new(None) }
     }
 
@@ -80,6 +117,11 @@ impl Volume {
     /// The mode in force: `direct` or `buffered`.
     pub(crate) fn mode(&self) -> &'static str {
         if self.direct.load(Ordering::Acquire) { "direct" } else { "buffered" }
+    }
+
+    /// The files it reads.
+    pub(crate) fn files(&self) -> &Files {
+        &self.files
     }
 
     /// The notice of a fallback, once.
@@ -109,7 +151,7 @@ impl Volume {
             match self.read_direct(file, bytes, offset, needed, &mut got, tally) {
                 Stop::Done => return Ok(()),
                 Stop::Failed(cause) if is_refusal(&cause) => {
-                    self.fall_back(&cause, self.files.path(file));
+                    self.fall_back(&cause, &self.files.path(file));
                     got = 0;
                 }
                 Stop::Failed(cause) => return Err(self.failed(file, offset, needed, got, Cause::System(cause))),
@@ -166,7 +208,7 @@ impl Volume {
     }
 
     fn failed(&self, file: usize, offset: u64, wanted: usize, got: usize, cause: Cause) -> ReadError {
-        ReadError { path: self.files.path(file).to_path_buf(), offset, wanted, got, cause }
+        ReadError { path: self.files.path(file), offset, wanted, got, cause }
     }
 
     /// Leaves direct reading for good; the first refusal becomes the notice.
@@ -198,7 +240,7 @@ impl Volume {
         let direct = self.direct.load(Ordering::Acquire);
         match self.files.get(file, direct) {
             Err(cause) if direct && reader::is_refusal(&cause) => {
-                self.fall_back(&cause, self.files.path(file));
+                self.fall_back(&cause, &self.files.path(file));
                 self.files.get(file, false).map(drop)
             }
             other => other.map(drop),

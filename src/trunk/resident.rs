@@ -11,7 +11,7 @@ use super::tensor::widen_f16;
 use crate::checkpoint::Manifest;
 use crate::error::{Error, Kind, Result};
 use crate::interrupt::Interrupt;
-use crate::store::{ALIGN, Files, Region, System, Tally, Volumes};
+use crate::store::{ALIGN, Files, Names, Region, System, Tally, Volumes};
 
 /// Readers at most: enough to keep a fast drive busy while others copy.
 const READERS_MAX: usize = 8;
@@ -57,7 +57,7 @@ pub(super) fn load(
     let total = layout.stored_bytes;
     let mut used: Vec<usize> = layout.chunks.iter().map(|chunk| chunk.file).collect();
     used.dedup();
-    let files = Files::new(Arc::new(System), &manifest.shards, &manifest.shard_bytes, READERS_MAX);
+    let files = Files::new(Arc::new(System), Names::of_shards(manifest), READERS_MAX);
     let volumes = Arc::new(Volumes::open(&Arc::new(files), &used, direct)?);
     let count = layout.chunks.len();
     let largest = layout.chunks.iter().map(|chunk| chunk.needed).max().unwrap_or(0).next_multiple_of(ALIGN);
@@ -127,7 +127,7 @@ fn read_chunks(work: &Mutex<std::vec::IntoIter<Work>>, volumes: &Volumes, mut bu
     loop {
         let next = work.lock().unwrap_or_else(PoisonError::into_inner).next();
         let Some(Work { number, chunk, mut memory }) = next else { return };
-        let volume = &volumes.list[volumes.of_file[chunk.file]];
+        let volume = &volumes.list[usize::from(volumes.of_file[chunk.file])];
         let len = chunk.needed.next_multiple_of(ALIGN);
         let result = volume
             .read(chunk.file, &mut buffer[..len], chunk.offset, chunk.needed, &mut Tally::default())

@@ -110,7 +110,8 @@ fn every_tensor_is_resident_byte_for_byte() {
                 assert_eq!(tensor.bytes().as_ptr() as usize % 64, 0);
             }
             assert!(trunk.get("tensor").is_none());
-            assert!(trunk.notices().is_empty());
+            // A file system may refuse direct reads, and is then named once.
+            assert!(trunk.notices().len() <= usize::from(direct), "{:?}", trunk.notices());
         }
     }
 }

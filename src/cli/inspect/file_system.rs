@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// As the mount table calls it (`ext4`, `xfs`); `None` where there is no such table.
-pub(super) fn of(path: &Path) -> Option<String> {
+pub(in crate::cli) fn of(path: &Path) -> Option<String> {
     let mounts = fs::read("/proc/self/mountinfo").ok()?;
     kind(&mounts, &path.canonicalize().ok()?)
 }
@@ -59,7 +59,7 @@ junk
     #[test]
     fn the_deepest_and_latest_mount_counts() {
         for (path, wanted) in [
-            ("/home/model", "ext4"),
+            ("/srv/model", "ext4"),
             ("/mnt/my disk/model", "xfs"),
             ("/mnt/my", "ext4"),
             ("/tmp/model", "overlay"),

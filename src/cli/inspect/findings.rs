@@ -1,15 +1,22 @@
 //! What is found in a directory. Facts that a damaged tokenizer or too little memory leaves are found all the same.
 
+use std::sync::Arc;
+
 use serde::Serialize;
 
+use super::copies::{self, Copies};
 use super::file_system;
 use crate::checkpoint::{ExpertFormat, Manifest};
 use crate::config::{AttentionKind, Family, FeedForwardKind, ModelConfig};
 use crate::engine::{Engine, EngineOptions, Survey};
 use crate::error::{Error, Kind, Result};
 use crate::interrupt::Interrupt;
+use crate::kernels::Compute;
+use crate::learned::Kept;
+use crate::pack::verify::{self, Verified};
 use crate::plan::Plan;
-use crate::store::{ExpertStore, StoreOptions};
+use crate::store::packed::PackedRoot;
+use crate::store::{ExpertStore, Files, Names, StoreOptions, System, Volumes};
 use crate::text::{self, Tokenizer};
 
 /// The report; its fields are the keys of the JSON object.
@@ -33,6 +40,12 @@ pub(super) struct Findings {
     pub has_tokenizer_file: bool,
     pub stop_ids: Vec<StopId>,
     pub drives: Vec<Drive>,
+    pub copies: Option<Copies>,
+    pub verified: Option<Verified>,
+    /// What earlier runs learned of the experts' use; null with `--no-learn` and where nothing is kept.
+    pub expert_uses: Option<ExpertUses>,
+    pub isa: &'static str,
+    pub threads: usize,
     pub notices: Vec<String>,
     pub context: usize,
     pub step: Option<usize>,
@@ -82,6 +95,18 @@ pub(super) struct StopId {
 }
 
 #[derive(Debug, Serialize)]
+pub(super) struct ExpertUses {
+    /// It need not exist.
+    pub file: String,
+    /// Learned from, roughly.
+    pub tokens: u64,
+    /// Why the file is of no use.
+    pub problem: Option<String>,
+    #[serde(skip)]
+    pub line: String,
+}
+
+#[derive(Debug, Serialize)]
 pub(super) struct Drive {
     pub path: String,
     pub file_system: Option<String>,
@@ -89,12 +114,30 @@ pub(super) struct Drive {
     pub mode: String,
 }
 
+/// What reading everything needs.
+pub(super) struct Reading<'a> {
+    /// Is told the bytes read and to read.
+    pub progress: &'a mut dyn FnMut(u64, u64),
+    pub interrupt: &'a Interrupt,
+}
+
+impl Drive {
+    fn new(path: String, mode: impl Into<String>) -> Self {
+        Self { file_system: file_system::of(path.as_ref()), path, mode: mode.into() }
+    }
+}
+
 impl Findings {
-    /// The findings, and what keeps the directory from being run as asked.
+    /// The findings, and what keeps the directory from being run as asked; with `reading` every byte is read too.
     ///
     /// # Errors
     /// When the checkpoint itself is refused, or a flag is.
-    pub fn of(options: &EngineOptions, config: ModelConfig) -> Result<(Self, Vec<Error>)> {
+    pub fn of(
+        options: &EngineOptions,
+        config: ModelConfig,
+        reading: Option<Reading<'_>>,
+    ) -> Result<(Self, Vec<Error>)> {
+        let compute = Compute::new(options.isa, options.thread_count(), Interrupt::new())?;
         let mut obstacles = Vec::new();
         let (manifest, step, plan) = match Engine::survey(options) {
             Ok(Survey { manifest, step_rows, plan, .. }) => (manifest, Some(step_rows), Some(plan)),
@@ -102,12 +145,25 @@ impl Findings {
                 obstacles.push(error);
                 (Manifest::open(&options.model, &config)?, None, None)
             }
+            // Roots that were refused, or experts that nobody holds, are found below; a damaged checkpoint ends here.
+            Err(error) if error.kind() == Kind::Model => (Manifest::open(&options.model, &config)?, None, None),
             Err(error) => return Err(error),
         };
         let mut keep = |error: Error| obstacles.push(error);
         let tokenizer = tokenizer(options, &config).map_err(&mut keep).ok().flatten();
         let stop_ids = stop_ids(options, &config, tokenizer.as_ref()).map_err(&mut keep).unwrap_or_default();
         let (drives, notices) = drives(options, &config, &manifest).map_err(&mut keep).unwrap_or_default();
+        let roots = copies::open(&options.experts, &manifest).map_err(&mut keep).unwrap_or_default();
+        let copies = Copies::of(&manifest, &roots);
+        copies.as_ref().and_then(Copies::obstacle).into_iter().for_each(&mut keep);
+        let verified = match reading {
+            Some(Reading { progress, interrupt }) => {
+                let verified = verify::verify(&manifest, &roots, progress, interrupt)?;
+                verified.error().into_iter().for_each(&mut keep);
+                Some(verified)
+            }
+            None => None,
+        };
         let findings = Self {
             directory: options.model.display().to_string(),
             family: match config.family {
@@ -128,6 +184,11 @@ impl Findings {
             has_tokenizer_file: has_tokenizer_file(options),
             stop_ids,
             drives,
+            copies,
+            verified,
+            expert_uses: expert_uses(options, &config, &manifest),
+            isa: compute.isa_name(),
+            threads: compute.threads(),
             notices,
             context: options.context,
             step,
@@ -209,17 +270,32 @@ fn stop_ids(options: &EngineOptions, config: &ModelConfig, tokenizer: Option<&To
     Ok(stops.sources().map(|(id, sources)| StopId { id, sources: sources.to_vec() }).collect())
 }
 
-/// The drives of the experts with the mode that their store finds by reading, and what it has to say.
+fn expert_uses(options: &EngineOptions, config: &ModelConfig, manifest: &Manifest) -> Option<ExpertUses> {
+    let top_k = config.moe.as_ref().filter(|_| options.learn)?.num_experts_per_token;
+    let kept = Kept::load(manifest).ok()?;
+    let (tokens, line) = (kept.tokens(top_k), kept.line(top_k));
+    Some(ExpertUses { file: kept.path.display().to_string(), tokens, problem: kept.notice, line })
+}
+
+/// The drives of the experts with the mode that their store finds by reading, and what it has to say; those of all
+/// shards where there are no experts.
 fn drives(options: &EngineOptions, config: &ModelConfig, manifest: &Manifest) -> Result<(Vec<Drive>, Vec<String>)> {
-    let Some(moe) = config.moe.as_ref().filter(|_| manifest.experts.is_some()) else { return Ok(Default::default()) };
-    let smallest =
-        StoreOptions { slots: moe.num_experts_per_token, direct: options.direct, queue_depth: 1, piece_bytes: 1 << 20 };
-    let store = ExpertStore::open(manifest, &smallest, Interrupt::new())?;
-    let drives = store.stats().drives.into_iter();
-    let drives = drives.map(|drive| Drive {
-        file_system: file_system::of(drive.path.as_ref()),
-        path: drive.path,
-        mode: drive.mode,
-    });
+    let Some(moe) = config.moe.as_ref().filter(|_| manifest.experts.is_some()) else {
+        let files = Files::new(Arc::new(System), Names::of_shards(manifest), 1);
+        let all: Vec<usize> = (0..manifest.shards.len()).collect();
+        let volumes = Volumes::open(&Arc::new(files), &all, options.direct)?.list;
+        let drives = volumes.iter().map(|volume| Drive::new(volume.path().to_owned(), volume.mode()));
+        return Ok((drives.collect(), volumes.iter().filter_map(|volume| volume.take_notice()).collect()));
+    };
+    let smallest = StoreOptions {
+        slots: moe.num_experts_per_token,
+        direct: options.direct,
+        queue_depth: 1,
+        piece_bytes: 1 << 20,
+        verify: false,
+    };
+    let roots = PackedRoot::open_all(&options.experts, manifest)?;
+    let store = ExpertStore::open(manifest, &roots, &smallest, Interrupt::new())?;
+    let drives = store.stats().drives.into_iter().map(|drive| Drive::new(drive.path, drive.mode));
     Ok((drives.collect(), store.take_notices()))
 }

@@ -1,6 +1,7 @@
 //! `deltafin inspect`: what a directory is, what running it takes, and what stands in the way.
 
-mod file_system;
+mod copies;
+pub(super) mod file_system;
 mod findings;
 mod show;
 
@@ -12,7 +13,9 @@ use super::args::{self, EngineArgs, Shown};
 use super::output;
 use crate::config::ModelConfig;
 use crate::error::{Error, Kind, Result};
-use findings::Findings;
+use crate::interrupt::Interrupt;
+use crate::report::progress::Reporter;
+use findings::{Findings, Reading};
 
 /// Tokens to plan for when `--context` does not say.
 const CONTEXT: usize = 4096;
@@ -24,8 +27,9 @@ Examples:
   deltafin inspect -m ~/models/Kimi-K3
   deltafin inspect -m ~/models/Kimi-K3 --memory 96GiB --context 32768
   deltafin inspect -m demo --output json
+  deltafin inspect -m ~/models/Kimi-K3 --experts /mnt/a/k3 /mnt/b/k3 --verify
 
-Reads headers and one page of each drive; loads nothing. Exit code 3: the directory cannot be
+Reads headers and one page of each drive, with --verify every byte; loads nothing. Exit code 3: the directory cannot be
 run, and the message lists what is missing or damaged. 5: it would not fit in memory.")]
 pub struct InspectArgs {
     /// Model directory, or `demo` for the embedded model
@@ -34,6 +38,9 @@ pub struct InspectArgs {
     /// Form of the report
     #[arg(long, value_name = "FORM", default_value = "text")]
     output: Form,
+    /// Read every byte of the shards and of the --experts roots, and compare checksums
+    #[arg(long)]
+    verify: bool,
     #[command(flatten)]
     engine: EngineArgs,
 }
@@ -47,12 +54,16 @@ enum Form {
     Json,
 }
 
-pub(super) fn run(args: &InspectArgs, shown: &Shown) -> Result<()> {
+pub(super) fn run(args: &InspectArgs, shown: &Shown, interrupt: &Interrupt) -> Result<()> {
     let directory = args::model_dir(&args.model)?;
     let config = ModelConfig::load(&directory)?;
     let context = args.engine.context.unwrap_or(CONTEXT.min(config.max_position_embeddings));
     let options = args.engine.options(directory, context);
-    let (findings, obstacles) = Findings::of(&options, config)?;
+    let reporter = Reporter::new(shown);
+    let mut progress = |done, total| reporter.working("reading", done, total);
+    let reading = args.verify.then_some(Reading { progress: &mut progress, interrupt });
+    let (findings, obstacles) = Findings::of(&options, config, reading)?;
+    reporter.finish();
     let report = match args.output {
         Form::Text => show::text(&findings, shown.verbose > 0),
         Form::Json => show::json(&findings),

@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
+use super::copies::Copies;
 use super::findings::{Drive, Findings, Shard};
+use crate::pack::verify::Verified;
 use crate::plan::gib;
 
 /// Shards that are listed unless all are asked for.
@@ -22,6 +24,12 @@ pub(super) fn text(findings: &Findings, all: bool) -> String {
     files(&mut table, &findings.shards, all);
     words(&mut table, findings);
     drives(&mut table, &findings.drives);
+    findings.copies.iter().for_each(|found| copies(&mut table, found));
+    findings.verified.iter().for_each(|found| verified(&mut table, found));
+    if let Some(uses) = &findings.expert_uses {
+        table.row("expert uses", &uses.line);
+    }
+    table.row("computes", format!("{}, {} threads", findings.isa, findings.threads));
     findings.notices.iter().for_each(|notice| table.row("note", notice));
     table.row("context", format!("{} tokens", findings.context));
     if let Some(rows) = findings.step {
@@ -91,6 +99,32 @@ fn drives(table: &mut Table, drives: &[Drive]) {
         let file_system = drive.file_system.as_deref().unwrap_or("unknown file system");
         table.row("drive", format!("{}: {file_system}, {} reads", drive.path, drive.mode));
     }
+}
+
+fn copies(table: &mut Table, found: &Copies) {
+    for root in &found.roots {
+        let missing = if root.missing == 0 { String::new() } else { format!(", {} missing", grouped(root.missing)) };
+        table.row("root", format!("{}: {} experts, {}{missing}", root.root, grouped(root.experts), gib(root.bytes)));
+    }
+    if found.roots.is_empty() && found.experts_by_copies[0] == 0 {
+        return;
+    }
+    table.row("copies", format!("{} experts in the shards", grouped(found.in_shards)));
+    table.row("", format!("under the roots: {}", by_copies(&found.experts_by_packed_copies)));
+    table.row("", format!("in all: {}", by_copies(&found.experts_by_copies)));
+}
+
+/// `0 with 0, 3 with 1, 5 with 2`: experts and their copies.
+fn by_copies(counts: &[u64]) -> String {
+    let some = counts.iter().enumerate().filter(|(copies, experts)| **experts > 0 || *copies == 0);
+    let told = some.map(|(copies, experts)| format!("{} with {copies}", grouped(*experts)));
+    told.collect::<Vec<_>>().join(", ")
+}
+
+fn verified(table: &mut Table, found: &Verified) {
+    let rate = found.bytes as f64 / 1e9 / found.seconds.max(1e-9);
+    table.row("read", format!("{} in {:.1} s, {rate:.2} GB/s", gib(found.bytes), found.seconds));
+    table.row("", format!("{} copies of experts; {} damaged places", grouped(found.copies), grouped(found.damaged)));
 }
 
 /// `1234567` as `1,234,567`.

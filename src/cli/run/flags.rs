@@ -15,6 +15,9 @@ The prompt is -p, then the files in the order given (`-` is standard input), the
 a file. Empty parts do not count, the others are joined by a blank line, and nothing is trimmed. Input is UTF-8; a byte
 order mark at its start is dropped, line ends stay as they are.
 
+Standard input is waited for without end when it is named as `-` or is all the prompt there is. Otherwise a pipe that
+stays open and gives nothing for 5 seconds is left out, which is said on standard error.
+
 Without --chat the model continues the prompt. It stops at an end token, which is not shown, at a --stop string, or
 after -n tokens. Control tokens are never shown; bytes that are no UTF-8 appear as U+FFFD. A line end is added to the
 answer on a terminal only.
@@ -51,7 +54,7 @@ pub struct RunArgs {
     #[command(flatten)]
     pub(in crate::cli) chat: ChatArgs,
     /// Most new tokens; 0 only computes the prompt [default: 512, or what the context leaves]
-    #[arg(short = 'n', long, value_name = "N", help_heading = "Answer")]
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, help_heading = "Answer")]
     pub(in crate::cli) max_tokens: Option<usize>,
     /// End the answer before this text; may be given more than once
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Answer")]

@@ -109,7 +109,7 @@ impl Clock {
         let prefill_s = between(self.loaded, self.prefilled);
         let decode_s = between(self.first, self.last);
         Timings {
-            load_s: between(start, self.loaded).unwrap_or_default(),
+            load_s: between(start, self.loaded),
             prefill_s,
             first_token_s: between(start, self.first),
             decode_s,

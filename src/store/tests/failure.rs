@@ -41,7 +41,7 @@ fn a_failed_read_names_expert_file_offset_and_errno_and_spares_the_rest() {
     for slots in [1, 6] {
         broken.store(true, Ordering::SeqCst);
         let store =
-            ExpertStore::open_on(Arc::<Faulty>::clone(&disk), &model.manifest, &options(slots), Interrupt::new())
+            ExpertStore::open_on(Arc::<Faulty>::clone(&disk), &model.manifest, &[], &options(slots), Interrupt::new())
                 .unwrap();
         let mut request = store.request(LAYER, &all(6));
         let mut failures = Vec::new();
@@ -70,7 +70,7 @@ fn a_file_cut_after_opening_is_an_error_with_wanted_and_got() {
     for direct in [true, false] {
         let model = Model::new(6, ExpertFormat::Mxfp4, Order::Adjacent);
         let options = StoreOptions { direct, ..options(3) };
-        let store = ExpertStore::open(&model.manifest, &options, Interrupt::new()).unwrap();
+        let store = ExpertStore::open(&model.manifest, &[], &options, Interrupt::new()).unwrap();
         let at = model.manifest.experts.as_ref().unwrap().places(LAYER, 4).unwrap()[3].1;
         std::fs::File::options().write(true).open(&model.manifest.shards[0]).unwrap().set_len(at).unwrap();
         let error = error_of(&store, &[0, 4]);
@@ -144,12 +144,12 @@ fn files_that_cannot_be_opened_are_refused_by_name() {
             Call::Open { path, .. } if path.ends_with("two") => Answer::Errno(code),
             _ => Answer::Real,
         });
-        let error = ExpertStore::open_on(disk, &model.manifest, &options(2), Interrupt::new()).err().unwrap();
+        let error = ExpertStore::open_on(disk, &model.manifest, &[], &options(2), Interrupt::new()).err().unwrap();
         assert_eq!(error.kind(), Kind::Model, "{error}");
         assert!(error.message().contains("two") && error.hint_text().is_some(), "{error}");
     }
     std::fs::remove_file(&model.manifest.shards[1]).unwrap();
-    let error = ExpertStore::open(&model.manifest, &options(2), Interrupt::new()).err().unwrap();
+    let error = ExpertStore::open(&model.manifest, &[], &options(2), Interrupt::new()).err().unwrap();
     assert!(error.kind() == Kind::Model && error.message().contains("two"), "{error}");
 }
 
@@ -211,7 +211,7 @@ fn an_interrupt_ends_the_wait_for_a_stuck_read_and_the_store_ends_without_it() {
     let model = Model::new(8, ExpertFormat::Mxfp4, Order::Adjacent);
     let (gate, disk) = stuck(4);
     let interrupt = Interrupt::new();
-    let store = ExpertStore::open_on(disk, &model.manifest, &options(8), interrupt.clone()).unwrap();
+    let store = ExpertStore::open_on(disk, &model.manifest, &[], &options(8), interrupt.clone()).unwrap();
     let mut request = store.request(LAYER, &all(8));
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -272,12 +272,12 @@ fn what_the_model_does_not_have_is_an_error_and_no_panic() {
 #[test]
 fn no_slot_is_refused_and_a_dense_model_needs_none() {
     let mut model = Model::new(4, ExpertFormat::Bf16, Order::Adjacent);
-    let error = ExpertStore::open(&model.manifest, &options(0), Interrupt::new()).err().unwrap();
+    let error = ExpertStore::open(&model.manifest, &[], &options(0), Interrupt::new()).err().unwrap();
     assert_eq!(error.kind(), Kind::Memory);
-    assert!(ExpertStore::slot_bytes(&model.manifest) >= 30_006);
+    assert!(ExpertStore::slot_bytes(&model.manifest, &[]).unwrap() >= 30_006);
     model.manifest.experts = None;
-    assert_eq!(ExpertStore::slot_bytes(&model.manifest), 0);
-    let store = ExpertStore::open(&model.manifest, &options(0), Interrupt::new()).unwrap();
+    assert_eq!(ExpertStore::slot_bytes(&model.manifest, &[]).unwrap(), 0);
+    let store = ExpertStore::open(&model.manifest, &[], &options(0), Interrupt::new()).unwrap();
     assert!(store.request(LAYER, &[0]).next().is_err());
     assert!(store.request(LAYER, &[]).next().unwrap().is_none());
     assert!(store.stats().drives.is_empty());
@@ -290,6 +290,6 @@ fn slots_that_no_memory_can_hold_are_refused() {
     table.part_bytes = vec![1 << 50; 3];
     table.places = vec![(0, 0), (0, 1 << 50), (0, 2 << 50), (0, 0), (0, 1 << 50), (0, 2 << 50)];
     model.manifest.shard_bytes[0] = 3 << 50;
-    let error = ExpertStore::open(&model.manifest, &options(2), Interrupt::new()).err().unwrap();
+    let error = ExpertStore::open(&model.manifest, &[], &options(2), Interrupt::new()).err().unwrap();
     assert_eq!(error.kind(), Kind::Memory, "{error}");
 }

@@ -2,7 +2,10 @@
 
 mod disk;
 mod failure;
+mod interleavings;
+mod replicas;
 mod service;
+mod warm;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -74,11 +77,11 @@ impl Model {
     }
 
     fn open(&self, slots: usize) -> Arc<ExpertStore> {
-        ExpertStore::open(&self.manifest, &options(slots), Interrupt::new()).unwrap()
+        ExpertStore::open(&self.manifest, &[], &options(slots), Interrupt::new()).unwrap()
     }
 
     fn open_on(&self, disk: Arc<Faulty>, slots: usize) -> Arc<ExpertStore> {
-        ExpertStore::open_on(disk, &self.manifest, &options(slots), Interrupt::new()).unwrap()
+        ExpertStore::open_on(disk, &self.manifest, &[], &options(slots), Interrupt::new()).unwrap()
     }
 
     fn check(&self, expert: &Expert<'_>) {
@@ -111,7 +114,7 @@ fn value(expert: usize, part: usize, at: usize) -> u8 {
 }
 
 fn options(slots: usize) -> StoreOptions {
-    StoreOptions { slots, direct: true, queue_depth: 4, piece_bytes: 16 << 10 }
+    StoreOptions { slots, direct: true, queue_depth: 4, piece_bytes: 16 << 10, verify: false }
 }
 
 fn all(experts: usize) -> Vec<u16> {

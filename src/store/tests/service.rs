@@ -28,8 +28,8 @@ fn piece_sizes_and_modes_do_not_matter() {
     for direct in [true, false] {
         for piece_bytes in [0, 1, 4096, 5000, 1 << 40] {
             for queue_depth in [0, 1, 16] {
-                let options = StoreOptions { slots: 2, direct, queue_depth, piece_bytes };
-                let store = ExpertStore::open(&model.manifest, &options, Interrupt::new()).unwrap();
+                let options = StoreOptions { slots: 2, direct, queue_depth, piece_bytes, verify: false };
+                let store = ExpertStore::open(&model.manifest, &[], &options, Interrupt::new()).unwrap();
                 model.read(&store, &all(4));
                 assert_eq!(store.take_notices(), [""; 0]);
             }
