@@ -67,7 +67,8 @@ fn main() {
         let before = engine.store_stats().misses;
         let compute = time(|| run(&engine, &mut session, round, &config, &args, false));
         assert_eq!(engine.store_stats().misses, before, "all experts fit in memory");
-        let rate = drive_rate(&manifest, true, &Interrupt::new()).expect("the drive reads").expect("there are experts");
+        let rate =
+            drive_rate(&manifest, &[], true, &Interrupt::new()).expect("the drive reads").expect("there are experts");
         read_bytes = places.len() as u64 * manifest.expert_bytes();
         times[0].push(wall);
         times[1].push(compute);

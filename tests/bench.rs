@@ -252,6 +252,24 @@ fn every_form_has_the_same_rows() {
 }
 
 #[test]
+fn experts_that_were_moved_to_drive_roots_are_measured_there() {
+    let place = tempfile::tempdir().expect("a directory");
+    let (model, roots) = (place.path().join("m"), [place.path().join("a"), place.path().join("b")]);
+    let shape = Shape { experts: 16, ..Preset::Tiny.shape() };
+    let recipe = Recipe::new(shape, 5, false, Content::Seeded);
+    synth::write(&model, &recipe, 2, &mut |_, _| (), &Interrupt::new()).expect("written");
+    let [model, a, b] = [&model, &roots[0], &roots[1]].map(|path| path.to_str().expect("a plain path"));
+    let mut pack = Command::new(env!("CARGO_BIN_EXE_deltafin"));
+    pack.args(["pack", "-m", model, "--to", a, "--to", b, "--move", "--no-learn", "-q"]);
+    assert!(pack.status().expect("it starts").success());
+    ends_with(&bench(model, &["-p", "8", "--limits"]).output().expect("it starts"), 3);
+    let args = ["-p", "64", "-n", "0", "-r", "1", "--cold", "--limits", "--experts", a, b];
+    let rows = rows(model, &args);
+    assert_eq!(rows[0]["amplification"], 1.0, "{}", rows[0]);
+    assert!(number(&rows[0], "disk_limit_gb_per_s") > 0.0 && number(&rows[0], "bytes_read") > 0.0);
+}
+
+#[test]
 fn limits_are_measured_in_the_same_run() {
     let rows = rows(&synthetic(), &["-p", "64", "-n", "4", "-r", "1", "--cold", "--limits"]);
     for row in &rows {

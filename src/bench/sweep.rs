@@ -19,6 +19,7 @@ use crate::generate::Session;
 use crate::interrupt::Interrupt;
 use crate::kernels::Compute;
 use crate::model::Mark;
+use crate::store::packed::PackedRoot;
 
 /// Tokens generated to warm up, at most: enough to fill the cache with what the model uses.
 const WARM_UP_TOKENS: usize = 16;
@@ -74,14 +75,14 @@ impl Bench {
     pub fn run(&mut self, watch: &mut dyn Watch, interrupt: &Interrupt) -> Result<()> {
         let options = &self.options;
         let engine_options = self.engine_options()?;
-        let Survey { config, manifest, .. } = Engine::survey(&engine_options)?;
+        let Survey { config, manifest, roots, .. } = Engine::survey(&engine_options)?;
         let settings = settings(options);
         if let Some(threads) = options.threads.iter().copied().max() {
             // A number that cannot be had is refused now, not when its turn comes.
             Compute::new(engine_options.isa, threads, interrupt.clone())?;
         }
         // Before the model is in memory, which leaves no room for what is read then.
-        let limits = limits_of(options, &engine_options, &settings, &manifest, interrupt)?;
+        let limits = limits_of(options, &engine_options, &settings, (&manifest, &roots), interrupt)?;
         reset_peak_memory();
         let start = Instant::now();
         let engine = self.engine.insert(Engine::open(&engine_options, watch.progress(), interrupt)?);
@@ -121,13 +122,13 @@ fn limits_of(
     options: &Options,
     engine: &EngineOptions,
     settings: &[(Option<usize>, Option<usize>)],
-    manifest: &Manifest,
+    (manifest, roots): (&Manifest, &[PackedRoot]),
     interrupt: &Interrupt,
 ) -> Result<Vec<Option<Limits>>> {
     if !options.limits {
         return Ok(vec![None; settings.len()]);
     }
-    let disk = limits::drive_rate(manifest, engine.direct, interrupt)?;
+    let disk = limits::drive_rate(manifest, roots, engine.direct, interrupt)?;
     let mut known: Vec<(usize, Limits)> = Vec::new();
     let limits = settings.iter().map(|(threads, _)| {
         let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
