@@ -21,6 +21,9 @@ const QUEUE_DEPTHS: [usize; 5] = [1, 2, 4, 8, 16];
 const DRIVE_TIME: Duration = Duration::from_millis(600);
 /// Bytes of one read at most.
 const PIECE_BYTES: usize = 4 << 20;
+/// Buffers are whole pages of this size where the system has such: a read into scattered small pages becomes many small
+/// requests, and the limit would be too low.
+const HUGE_PAGE: usize = 2 << 20;
 /// Experts that are read from a drive, at most.
 const EXPERTS_MAX: usize = 1 << 14;
 
@@ -115,14 +118,13 @@ impl Drive {
 /// Bytes a second of all `drives` with `queue_depth` readers each, until all have been read or [`DRIVE_TIME`] is over.
 fn rate(volumes: &Volumes, drives: &[Drive], queue_depth: usize, interrupt: &Interrupt) -> Result<f64> {
     let (bytes, failed, failure) = (AtomicU64::new(0), AtomicBool::new(false), Mutex::new(None));
+    let len_max = drives.iter().flat_map(|drive| &drive.pieces).map(|piece| piece.len).max().unwrap_or(ALIGN);
+    let len_max = len_max.next_multiple_of(HUGE_PAGE);
+    let mut memory = Region::allocate(drives.len() * queue_depth * len_max, "measuring the drives")?;
+    memory.fill(1); // so that no page is made in the measured time
     let mut readers = Vec::new();
     for drive in drives {
-        let len_max = drive.pieces.iter().map(|piece| piece.len).max().unwrap_or(ALIGN);
-        for _ in 0..queue_depth {
-            let mut buffer = Region::allocate(len_max, "measuring the drives")?;
-            buffer.fill(1); // so that no page is made in the measured time
-            readers.push((drive, buffer));
-        }
+        readers.extend((0..queue_depth).map(|_| (drive, memory.split_to(len_max))));
     }
     let start = Instant::now();
     let deadline = start + DRIVE_TIME;
