@@ -22,7 +22,7 @@ use crate::model::Mark;
 use crate::store::packed::PackedRoot;
 
 /// Tokens generated to warm up, at most: enough to fill the cache with what the model uses.
-const WARM_UP_TOKENS: usize = 16;
+const WARM_UP_TOKENS: usize = 64;
 
 /// Repetitions of a test, at most; a larger number is a slip.
 const REPETITIONS_MAX: usize = 10_000;
@@ -338,8 +338,8 @@ mod tests {
 
     #[test]
     fn the_schedule_has_all_that_is_run() {
-        let options = Options { depths: vec![0, 16], tests: vec![Test::Generate(40)], ..options() };
-        let (test, warm_up) = (Test::Generate(40), Stage::WarmUp(Test::Generate(16)));
+        let options = Options { depths: vec![0, 16], tests: vec![Test::Generate(100)], ..options() };
+        let (test, warm_up) = (Test::Generate(100), Stage::WarmUp(Test::Generate(64)));
         let measured = [Stage::Repetition(test, 1, 2), Stage::Repetition(test, 2, 2)];
         let warm = [&[warm_up][..], &measured, &[Stage::Fill(16), warm_up], &measured].concat();
         assert_eq!(stages(&options, 1), warm);
