@@ -33,7 +33,7 @@ fn collect(dir: &Path, depth: usize, files: &mut Vec<PathBuf>) {
 pub(super) fn make_cold(engine: &Engine, files: &[PathBuf]) {
     settle(engine);
     engine.clear_experts();
-    for path in files {
+    for path in files.iter().take_while(|_| !engine.machine().interrupt.is_raised()) {
         // Pages that are not on the drive yet cannot be dropped.
         if let Ok(file) = File::open(path) {
             let _ = file.sync_data();

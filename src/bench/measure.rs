@@ -118,7 +118,7 @@ pub(super) fn repetition(
 
 /// Tokens that [`repetition`] takes.
 pub(super) fn tokens_fed(test: Test) -> usize {
-    test.prompt().max(1) + test.generated().saturating_sub(1)
+    test.prompt().max(1).saturating_add(test.generated().saturating_sub(1))
 }
 
 /// Greedy choice: what a run does between two steps.

@@ -17,7 +17,7 @@ mod timeline;
 mod tokens;
 mod work;
 
-pub use limits::Limits;
+pub use limits::{Limits, drive_rate};
 pub use plot::svg;
 pub use process::{COMMIT, COMMIT_MODIFIED};
 pub use row::{Row, Spread};

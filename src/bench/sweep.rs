@@ -19,9 +19,13 @@ use crate::generate::Session;
 use crate::interrupt::Interrupt;
 use crate::kernels::Compute;
 use crate::model::Mark;
+use crate::store::packed::PackedRoot;
 
 /// Tokens generated to warm up, at most: enough to fill the cache with what the model uses.
-const WARM_UP_TOKENS: usize = 16;
+const WARM_UP_TOKENS: usize = 64;
+
+/// Repetitions of a test, at most; a larger number is a slip.
+const REPETITIONS_MAX: usize = 10_000;
 
 /// A measurement, from the options to the end of the program: it keeps the engine, whose memory and reads take a while to
 /// end, so that what was measured can be shown before.
@@ -39,6 +43,13 @@ impl Bench {
     pub fn new(options: Options) -> Result<Self> {
         if options.tests.is_empty() || options.depths.is_empty() || options.repetitions == 0 {
             return Err(Error::usage("nothing to measure: no tokens are asked for"));
+        }
+        if options.repetitions > REPETITIONS_MAX {
+            return Err(Error::usage(format!(
+                "{} repetitions, where {REPETITIONS_MAX} are the most",
+                options.repetitions
+            ))
+            .hint("-r takes the number of times that each test is run"));
         }
         Ok(Self { options, engine: None, timeline: Timeline::default() })
     }
@@ -64,10 +75,14 @@ impl Bench {
     pub fn run(&mut self, watch: &mut dyn Watch, interrupt: &Interrupt) -> Result<()> {
         let options = &self.options;
         let engine_options = self.engine_options()?;
-        let Survey { config, manifest, .. } = Engine::survey(&engine_options)?;
+        let Survey { config, manifest, roots, .. } = Engine::survey(&engine_options)?;
         let settings = settings(options);
+        if let Some(threads) = options.threads.iter().copied().max() {
+            // A number that cannot be had is refused now, not when its turn comes.
+            Compute::new(engine_options.isa, threads, interrupt.clone())?;
+        }
         // Before the model is in memory, which leaves no room for what is read then.
-        let limits = limits_of(options, &engine_options, &settings, &manifest, interrupt)?;
+        let limits = limits_of(options, &engine_options, &settings, (&manifest, &roots), interrupt)?;
         reset_peak_memory();
         let start = Instant::now();
         let engine = self.engine.insert(Engine::open(&engine_options, watch.progress(), interrupt)?);
@@ -107,13 +122,13 @@ fn limits_of(
     options: &Options,
     engine: &EngineOptions,
     settings: &[(Option<usize>, Option<usize>)],
-    manifest: &Manifest,
+    (manifest, roots): (&Manifest, &[PackedRoot]),
     interrupt: &Interrupt,
 ) -> Result<Vec<Option<Limits>>> {
     if !options.limits {
         return Ok(vec![None; settings.len()]);
     }
-    let disk = limits::of_drives(manifest, engine.direct, interrupt)?;
+    let disk = limits::drive_rate(manifest, roots, engine.direct, interrupt)?;
     let mut known: Vec<(usize, Limits)> = Vec::new();
     let limits = settings.iter().map(|(threads, _)| {
         let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
@@ -323,8 +338,8 @@ mod tests {
 
     #[test]
     fn the_schedule_has_all_that_is_run() {
-        let options = Options { depths: vec![0, 16], tests: vec![Test::Generate(40)], ..options() };
-        let (test, warm_up) = (Test::Generate(40), Stage::WarmUp(Test::Generate(16)));
+        let options = Options { depths: vec![0, 16], tests: vec![Test::Generate(100)], ..options() };
+        let (test, warm_up) = (Test::Generate(100), Stage::WarmUp(Test::Generate(64)));
         let measured = [Stage::Repetition(test, 1, 2), Stage::Repetition(test, 2, 2)];
         let warm = [&[warm_up][..], &measured, &[Stage::Fill(16), warm_up], &measured].concat();
         assert_eq!(stages(&options, 1), warm);

@@ -33,7 +33,7 @@ Tokens are random (--seed) or those of --text, and others in each repetition. Wh
 not depend on what the model answers. Not measured: loading, filling the context, emptying the
 cache.
 
-State: warm, the default, runs each test once before it counts (16 generated tokens at most),
+State: warm, the default, runs each test once before it counts (64 generated tokens at most),
 so that the expert cache holds what it would hold after a while. --cold empties the expert
 cache and drops the model's files from the page cache before every repetition.
 

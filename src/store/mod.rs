@@ -29,7 +29,6 @@ mod warm;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use self::catalog::Catalog;
 use self::drive::Readers;
 use self::histogram::Histogram;
 use self::lookahead::Guess;
@@ -39,6 +38,7 @@ use crate::checkpoint::Manifest;
 use crate::error::{Error, Result};
 use crate::interrupt::Interrupt;
 
+pub(crate) use self::catalog::{Catalog, Piece, Replica};
 pub(crate) use self::check::reserved_scale;
 pub(crate) use self::files::{Files, Names};
 pub(crate) use self::reader::{Disk, ReadError, System, Tally};
