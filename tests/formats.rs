@@ -97,32 +97,35 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-const TEXT: &str = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park with \
-    her dog, Max. One day, Lily and Max saw a big tree with a red ball in it. Lily wanted to get the ball, but it was too \
-    high. She was sad. Then a bird came and said, \"Do not be sad. I can help you.\" The bird flew up into the tree and \
-    pushed the ball. The ball fell down and Max ran to get it. Lily was so happy. She said, \"Thank you, bird!\" The bird \
-    sang a song and they all played together until it was time to go home. When Lily came home, her mom asked, \"Did you \
-    have fun today?\" Lily said, \"Yes, I made a new friend.\" Her mom smiled and gave her a big hug. From that day on, \
-    the bird came to the park every day, and they were the best of friends.";
-
-fn nll(args: &[&str]) -> f64 {
+/// Mean negative log-likelihood of `text`.
+fn nll(text: &str, args: &[&str]) -> f64 {
     let model = model();
-    let all = [&["logits", "-m", &model, "--nll", "-p", TEXT, "--memory", "1GiB"], args].concat();
+    let all = [&["logits", "-m", &model, "--nll", "-p", text, "--memory", "1GiB"], args].concat();
     let output = run(Path::new("."), &all);
     assert!(output.status.success(), "{}", stderr(&output));
-    let text = String::from_utf8(output.stdout).expect("text");
-    let figure = text.lines().find(|line| line.contains("perplexity")).expect("a perplexity");
-    let number = figure.split(|c: char| !c.is_ascii_digit() && c != '.').find_map(|word| word.parse().ok());
-    number.expect("a number")
+    let lines = String::from_utf8(output.stdout).expect("text");
+    let figure = lines.lines().find_map(|line| line.strip_prefix("nll ")).expect("a likelihood");
+    figure.parse().expect("a number")
 }
 
+/// Texts of the kind that the model was made for: drawn from its own distribution.
 #[test]
 fn perplexity_of_the_demo_model_changes_little_with_int8_and_not_with_bf12() {
-    let (plain, bf12, int8) = (nll(&[]), nll(&["--trunk", "bf12"]), nll(&["--trunk", "int8"]));
-    let change = int8 / plain - 1.0;
-    println!("perplexity: bf16 {plain}, bf12 {bf12}, int8 (quantized) {int8}: {:+.3} %", 100.0 * change);
-    assert_eq!(plain, bf12);
-    assert!(change.abs() < 0.03, "perplexity {plain} became {int8}");
+    let begin = "Once upon a time, there was a";
+    let model = model();
+    let (mut plain, mut int8) = (0.0, 0.0);
+    for seed in ["1", "2", "3", "4"] {
+        let args = ["run", "-m", &model, "-p", begin, "-n", "400", "--temperature", "1", "--seed", seed];
+        let story = String::from_utf8(run(Path::new("."), &args).stdout).expect("text");
+        let story = format!("{begin}{story}");
+        let bf16 = nll(&story, &[]);
+        assert_eq!(nll(&story, &["--trunk", "bf12"]), bf16);
+        plain += bf16 / 4.0;
+        int8 += nll(&story, &["--trunk", "int8"]) / 4.0;
+    }
+    let change = (int8 - plain).exp() - 1.0;
+    println!("perplexity: bf16 {:.4}, int8 (quantized) {:.4}: {:+.3} %", plain.exp(), int8.exp(), 100.0 * change);
+    assert!(change.abs() < 0.03, "{change}");
 }
 
 #[test]
@@ -170,9 +173,12 @@ fn a_packed_trunk_gives_the_bits_of_one_converted_at_load_and_a_damaged_one_is_r
         };
         let end = whole.len();
         let table = u64::from_le_bytes(whole[8..16].try_into().expect("eight bytes")) as usize;
-        let data = (16 + table).next_multiple_of(4096);
-        // The last bytes are filled up to a page, which nobody reads: damage what belongs to the first tensors.
-        for at in [0, 7, 12, 20, 60, data, data + 4, data + 7, data + 100, (data + end) / 2 / 4096 * 4096] {
+        let table: serde_json::Value = serde_json::from_slice(&whole[16..16 + table]).expect("a table");
+        let of = |tensor: usize, key| table["tensors"][tensor][key].as_u64().expect("a number") as usize;
+        let last = table["tensors"].as_array().expect("tensors").len() - 1;
+        let data = of(0, "offset");
+        let in_tensors = [0, last / 2, last].map(|at| [of(at, "offset"), of(at, "offset") + of(at, "len") - 1]);
+        for at in [0, 7, 12, 20, 60].into_iter().chain(in_tensors.into_iter().flatten()).chain([data + 4, data + 7]) {
             let mut bytes = whole.clone();
             bytes[at] ^= 0x55;
             refused(&bytes, &format!("byte {at} of {end}"));
