@@ -87,13 +87,22 @@ pub fn encode(row: &[u8], record: &mut [u8], side: &mut Vec<u8>) {
         for (bits, value) in bits.iter_mut().zip(values) {
             *bits = u16::from_le_bytes(*value);
         }
+        let codes = bits.map(|bits| (bits >> 7 & 0xff).wrapping_sub(u16::from(base)));
+        let planes = bits.map(|bits| (bits >> 8 & 0x80 | bits & 0x7f) as u8);
+        let (plane, nibbles) = group.split_at_mut(PLANE_BYTES);
+        let (low, high) = planes.split_at(WINDOW);
+        for ((pair, low), high) in plane.as_chunks_mut::<2>().0.iter_mut().zip(low).zip(high) {
+            *pair = [*low, *high];
+        }
+        let (low, high) = codes.split_at(WINDOW);
+        for ((nibbles, low), high) in nibbles.iter_mut().zip(low).zip(high) {
+            *nibbles = (low & 15 | high << 4) as u8;
+        }
         let mut exceptions = 0_u32;
-        for c in 0..WINDOW {
-            let code = |column: usize| (bits[column] >> 7 & 0xff).wrapping_sub(u16::from(base));
-            let plane = |column: usize| (bits[column] >> 8 & 0x80 | bits[column] & 0x7f) as u8;
-            (group[2 * c], group[2 * c + 1]) = (plane(c), plane(c + 16));
-            group[PLANE_BYTES + c] = (code(c) & 15 | (code(c + 16) & 15) << 4) as u8;
-            exceptions |= u32::from(code(c) > 15) << c | u32::from(code(c + 16) > 15) << (c + 16);
+        if codes.iter().fold(0, |all, code| all | code) > 15 {
+            for (c, code) in codes.iter().enumerate() {
+                exceptions |= u32::from(*code > 15) << c;
+            }
         }
         if kind == WHOLE {
             for eight in bits[..values.len()].chunks(8) {

@@ -72,7 +72,7 @@ pub(super) fn widen(half: u16) -> f32 {
 /// The nearest f16, or the next above a subnormal one; `None` beyond the largest, and for NaN.
 fn narrow(value: f32) -> Option<u16> {
     const DOWN: f32 = f32::from_bits((127 - (127 - 15)) << 23);
-    if !(value < 65520.0) {
+    if value.is_nan() || value >= 65520.0 {
         return None;
     }
     let bits = (value * DOWN).to_bits();

@@ -37,18 +37,18 @@ pub(super) unsafe trait Lanes: Copy {
     /// `exponents`.
     #[inline(always)]
     unsafe fn load_bf12(p: *const u8, exponents: &'static [u16; 32]) -> [Self; 2] {
-        let mut values = [[0_u16; LANES]; 2];
-        for c in 0..LANES {
+        let (mut low, mut high) = ([0_u16; LANES], [0_u16; LANES]);
+        for (c, (low, high)) in low.iter_mut().zip(&mut high).enumerate() {
             // SAFETY: 48 bytes are readable, by the trait's contract.
             let (first, second, codes) = unsafe { (*p.add(2 * c), *p.add(2 * c + 1), *p.add(2 * LANES + c)) };
             let value = |plane: u8, code: u8| {
                 let plane = u16::from(plane);
                 (plane & 0x80) << 8 | exponents[usize::from(code)] | plane & 0x7f
             };
-            (values[0][c], values[1][c]) = (value(first, codes & 15), value(second, codes >> 4));
+            (*low, *high) = (value(first, codes & 15), value(second, codes >> 4));
         }
         // SAFETY: the CPU has the instructions, by the trait's contract; sixteen values each are readable.
-        unsafe { [Self::load_bf16(values[0].as_ptr().cast()), Self::load_bf16(values[1].as_ptr().cast())] }
+        unsafe { [Self::load_bf16(low.as_ptr().cast()), Self::load_bf16(high.as_ptr().cast())] }
     }
     /// Sixteen signed bytes from `p` as floats.
     #[inline(always)]

@@ -87,7 +87,7 @@ impl Stored {
                     let rare = [u32::MAX, 20, 3][row % 3];
                     let values_of: Vec<u8> = (0..cols)
                         .flat_map(|_| {
-                            let up = if random.next() % rare == 0 { 30 } else { 0 };
+                            let up = if random.next().is_multiple_of(rare) { 30 } else { 0 };
                             let value = random.float().abs().max(1e-3) * 2f32.powi(-up) * random.float().signum();
                             ((value.to_bits() >> 16) as u16).to_le_bytes()
                         })
