@@ -121,7 +121,7 @@ const CATALOG_BYTES_PER_EXPERT: u64 = 400;
 /// Reads in flight and bytes of each: deep enough to keep an NVMe drive busy, small enough to share an expert among
 /// threads.
 const QUEUE_DEPTH: usize = 8;
-const PIECE_BYTES: usize = 4 << 20;
+const PIECE_BYTES: usize = 2 << 20;
 
 /// A model ready to compute.
 pub struct Engine {

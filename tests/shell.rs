@@ -37,7 +37,8 @@ fn ends_with(args: &[&str], code: i32) -> (String, String) {
     (out, err)
 }
 
-const COMMANDS: [&str; 9] = ["run", "demo", "bench", "logits", "inspect", "pack", "tokenize", "completions", "man"];
+const COMMANDS: [&str; 10] =
+    ["run", "demo", "bench", "logits", "inspect", "pack", "drives", "tokenize", "completions", "man"];
 
 #[test]
 fn help_is_on_stdout_and_no_failure() {
@@ -358,6 +359,7 @@ fn a_signal_ends_a_run_that_waits_for_ever() {
         let mut command = deltafin(&["tokenize", "--tokenizer", &tokenizer]);
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut child = child.expect("starts");
+        let stdin = child.stdin.take(); // else waiting for its end would close it
         thread::sleep(Duration::from_millis(500));
         let sent = Instant::now();
         for signal in signals {
@@ -366,6 +368,7 @@ fn a_signal_ends_a_run_that_waits_for_ever() {
             thread::sleep(Duration::from_millis(50));
         }
         let status = child.wait().expect("ends");
+        drop(stdin);
         assert!(status.code().is_some_and(|code| codes.contains(&code)), "{signals:?}: {status}");
         assert!(sent.elapsed() < Duration::from_secs(1), "{signals:?}: {:?}", sent.elapsed());
     }

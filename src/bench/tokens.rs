@@ -63,8 +63,8 @@ mod tests {
         let text = [1, 2, 3, 4, 5];
         let tokens = Tokens { text: Some(&text), vocab_size: 10, seed: 0 };
         assert_eq!(tokens.take(Stream::Fill, 7, 7), [1, 2, 3, 4, 5, 1, 2]);
-        assert_eq!(tokens.take(Stream::WarmUp, 7, 2), [5, 1]);
-        assert_eq!(tokens.take(Stream::Repetition(0), 7, 3), [4, 5, 1]);
+        assert_eq!(tokens.take(Stream::WarmUp, 7, 3), [3, 4, 5]);
+        assert_eq!(tokens.take(Stream::Repetition(0), 7, 3), [1, 2, 3]);
         let empty = Tokens { text: Some(&[]), ..tokens };
         assert_eq!(empty.take(Stream::Fill, 0, 3).len(), 3);
     }

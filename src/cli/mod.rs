@@ -5,6 +5,7 @@ pub mod args;
 mod bench;
 mod completions;
 mod demo;
+mod drives;
 mod inspect;
 mod logits;
 mod man;
@@ -93,6 +94,8 @@ pub enum Command {
     Tokenize(tokenize::TokenizeArgs),
     /// Write experts to one file each on drive roots, and the trunk to one file
     Pack(pack::PackArgs),
+    /// Measure what drives deliver
+    Drives(drives::DrivesArgs),
     /// Make a synthetic checkpoint
     Synth(synth::SynthArgs),
     /// Shell completions to stdout
@@ -114,6 +117,7 @@ pub fn dispatch(cli: &Cli, interrupt: &Interrupt) -> Result<()> {
         Command::Inspect(args) => inspect::run(args, &cli.shown, interrupt),
         Command::Tokenize(args) => tokenize::run(args, &cli.shown, interrupt),
         Command::Pack(args) => pack::run(args, &cli.shown, interrupt),
+        Command::Drives(args) => drives::run(args, &cli.shown, interrupt),
         Command::Synth(args) => synth::run(args, &cli.shown, interrupt),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => man::run(args),

@@ -3,8 +3,8 @@
 use std::sync::Mutex;
 
 use super::Isa;
+use super::buffer::Buffer;
 use super::dispatch::Detected;
-use super::matmul::Buffer;
 use super::pool::Pool;
 use crate::error::{Error, Result};
 use crate::interrupt::Interrupt;

@@ -2,6 +2,7 @@
 #![expect(clippy::needless_range_loop, reason = "indices below constants unroll into registers")]
 
 use super::Compute;
+use super::buffer::with_scratch;
 use super::disjoint::Disjoint;
 use super::lanes::{Kernel, LANES, Lanes};
 use super::math::{exp, sigmoid, softplus};
@@ -13,7 +14,7 @@ const WIDE: usize = 4;
 const BLOCK: usize = WIDE * LANES;
 /// From so many rows on, a block is copied out and back: where it lies, its keys are a power of two apart, so that they
 /// compete for half the cache's sets, or a quarter.
-const PACK_ROWS: usize = 4;
+const PACK_ROWS: usize = 32;
 
 impl Compute {
     /// KDA decay: g `[T, heads, dim]` → α = exp(log α) in place; `a` = exp(A_log) `[heads]`, `dt_bias` `[heads · dim]`.
@@ -86,33 +87,38 @@ impl Compute {
         let blocks = dim.div_ceil(BLOCK);
         let cost = 5 * WIDE * dim * rows;
         self.ranges(heads * blocks, cost, &|items| {
-            let mut packed = if rows < PACK_ROWS { Vec::new() } else { vec![0.0; dim * BLOCK.min(dim)] };
-            for item in items {
-                let (head, first) = (item / blocks, item % blocks * BLOCK);
-                let count = BLOCK.min(dim - first);
-                // SAFETY: an item is one head's block of channels, which lies inside the state, and is in one task.
-                let block = unsafe { state.as_ptr().add(head * dim * dim + first) };
-                let rule = |state: *mut f32, stride| {
-                    let out = with_out.then(|| out.as_ptr());
-                    let operands = Operands { q, k, alpha, v, beta };
-                    self.isa.run(DeltaRule { state, stride, out, heads, dim, rows, head, first, count, operands });
-                };
-                if packed.is_empty() {
-                    rule(block, dim);
-                    continue;
-                }
-                // SAFETY: keys < dim of the block's `count` channels: inside the state's block, which is this task's
-                // alone, and inside `packed`, which has room for dim · min(64, dim).
-                unsafe {
-                    for key in 0..dim {
-                        block.add(key * dim).copy_to_nonoverlapping(packed.as_mut_ptr().add(key * count), count);
+            let room = if rows < PACK_ROWS { 0 } else { dim * BLOCK.min(dim) };
+            with_scratch(dim.next_multiple_of(LANES) + room, |scratch| {
+                let (steps, packed) = scratch.split_at_mut(dim.next_multiple_of(LANES));
+                for item in items {
+                    let (head, first) = (item / blocks, item % blocks * BLOCK);
+                    let count = BLOCK.min(dim - first);
+                    // SAFETY: an item is one head's block of channels, which lies inside the state, and is in one task.
+                    let block = unsafe { state.as_ptr().add(head * dim * dim + first) };
+                    let steps = steps.as_mut_ptr();
+                    let rule = |state: *mut f32, stride| {
+                        let out = with_out.then(|| out.as_ptr());
+                        let operands = Operands { q, k, alpha, v, beta };
+                        let place = Place { heads, dim, rows, head, first, count };
+                        self.isa.run(DeltaRule { state, stride, steps, out, place, operands });
+                    };
+                    if packed.is_empty() {
+                        rule(block, dim);
+                        continue;
                     }
-                    rule(packed.as_mut_ptr(), count);
-                    for key in 0..dim {
-                        block.add(key * dim).copy_from_nonoverlapping(packed.as_ptr().add(key * count), count);
+                    // SAFETY: keys < dim of the block's `count` channels: inside the state's block, which is this task's
+                    // alone, and inside `packed`, which has room for dim · min(64, dim).
+                    unsafe {
+                        for key in 0..dim {
+                            block.add(key * dim).copy_to_nonoverlapping(packed.as_mut_ptr().add(key * count), count);
+                        }
+                        rule(packed.as_mut_ptr(), count);
+                        for key in 0..dim {
+                            block.add(key * dim).copy_from_nonoverlapping(packed.as_ptr().add(key * count), count);
+                        }
                     }
                 }
-            }
+            });
         });
     }
 }
@@ -159,14 +165,9 @@ struct Operands<'a> {
     beta: &'a [f32],
 }
 
-/// All rows of one head's block of value channels. The rule never mixes value channels, so blocks are independent.
-struct DeltaRule<'a> {
-    /// `count` channels of each of `dim` keys, nobody else's at this time.
-    state: *mut f32,
-    /// From a key's channels to the next key's.
-    stride: usize,
-    /// `[rows, heads, dim]`, of which the block is written, by nobody else.
-    out: Option<*mut f32>,
+/// A head's block of value channels.
+#[derive(Clone, Copy)]
+struct Place {
     heads: usize,
     dim: usize,
     rows: usize,
@@ -175,6 +176,19 @@ struct DeltaRule<'a> {
     first: usize,
     /// Channels in the block.
     count: usize,
+}
+
+/// All rows of one head's block of value channels. The rule never mixes value channels, so blocks are independent.
+struct DeltaRule<'a> {
+    /// `count` channels of each of `dim` keys, nobody else's at this time.
+    state: *mut f32,
+    /// From a key's channels to the next key's.
+    stride: usize,
+    /// Room for β k of a row: `dim` values in whole vectors.
+    steps: *mut f32,
+    /// `[rows, heads, dim]`, of which the block is written, by nobody else.
+    out: Option<*mut f32>,
+    place: Place,
     operands: Operands<'a>,
 }
 
@@ -185,14 +199,14 @@ impl Kernel for DeltaRule<'_> {
     unsafe fn run<L: Lanes>(self) {
         // SAFETY: the block has `count` channels, of which `channel` is one; the CPU has the instructions (caller).
         unsafe {
-            if self.count == BLOCK {
+            if self.place.count == BLOCK {
                 return match self.out {
                     Some(out) => self.channels::<L, WIDE, true>(0, out),
                     None => self.channels::<L, WIDE, false>(0, std::ptr::null_mut()),
                 };
             }
             let mut channel = 0;
-            while channel < self.count {
+            while channel < self.place.count {
                 match self.out {
                     Some(out) => self.channels::<L, 1, true>(channel, out),
                     None => self.channels::<L, 1, false>(channel, std::ptr::null_mut()),
@@ -206,49 +220,47 @@ impl Kernel for DeltaRule<'_> {
 impl DeltaRule<'_> {
     /// The rule for `N` vectors of value channels from `channel` of the block; all but the last are whole.
     ///
+    /// The state is passed over once a row: what one row adds, and the decay and prediction of the next, meet in the
+    /// registers. Between rows the state that lies in memory is the decayed one.
+    ///
     /// # Safety
     /// The CPU has the instructions of `L`; the operands have their documented shapes; `out` is valid if `OUT`.
     #[inline(always)]
     unsafe fn channels<L: Lanes, const N: usize, const OUT: bool>(&self, channel: usize, out: *mut f32) {
-        let (dim, left) = (self.dim, self.count - channel);
-        let Operands { q, k, alpha, v, beta } = self.operands;
-        // SAFETY: every index below is inside the documented shapes: key < dim, channels < first + count ≤ dim.
+        let Place { heads, dim, rows, head, first, count } = self.place;
+        let left = count - channel;
+        let Operands { k, v, beta, .. } = self.operands;
+        // SAFETY: every index below is inside the documented shapes: channels < first + count ≤ dim.
         unsafe {
-            let state = self.state.add(channel);
-            for row in 0..self.rows {
-                let at = (row * self.heads + self.head) * dim;
-                let (k, alpha) = (k.as_ptr().add(at), alpha.as_ptr().add(at));
-                let beta = L::splat(*beta.as_ptr().add(row * self.heads + self.head));
-                let mut r = [L::splat(0.0); N];
-                for key in 0..dim {
-                    let (decay, k) = (L::splat(*alpha.add(key)), L::splat(*k.add(key)));
-                    let s = state.add(key * self.stride);
-                    for n in 0..N {
-                        let value = load::<L>(s.add(n * LANES), left - n * LANES).mul(decay);
-                        r[n] = value.fma(k, r[n]);
-                    }
-                }
-                let v = v.as_ptr().add(at + self.first + channel);
+            let zero = [L::splat(0.0); N];
+            let (mut r, _) = if rows > 1 {
+                self.pass::<L, N, DECAY, OUT>(channel, 0, zero)
+            } else {
+                self.pass::<L, N, DECAY_ONLY, OUT>(channel, 0, zero)
+            };
+            for row in 0..rows {
+                let at = (row * heads + head) * dim;
+                let v = v.as_ptr().add(at + first + channel);
                 let mut error = [L::splat(0.0); N];
                 for n in 0..N {
                     error[n] = load::<L>(v.add(n * LANES), left - n * LANES).sub(r[n]);
                 }
-                let mut o = [L::splat(0.0); N];
-                for key in 0..dim {
-                    let (decay, step) = (L::splat(*alpha.add(key)), beta.mul(L::splat(*k.add(key))));
-                    let q = if OUT { L::splat(*q.as_ptr().add(at + key)) } else { beta };
-                    let s = state.add(key * self.stride);
-                    for n in 0..N {
-                        let value = load::<L>(s.add(n * LANES), left - n * LANES).mul(decay);
-                        let value = step.fma(error[n], value);
-                        store(value, s.add(n * LANES), left - n * LANES);
-                        if OUT {
-                            o[n] = value.fma(q, o[n]);
-                        }
-                    }
+                let beta = L::splat(*beta.as_ptr().add(row * heads + head));
+                let mut key = 0;
+                while key < dim {
+                    beta.mul(load(k.as_ptr().add(at + key), dim - key)).store(self.steps.add(key));
+                    key += LANES;
                 }
+                let o;
+                (r, o) = if row + 1 < rows {
+                    self.pass::<L, N, ADD_AND_DECAY, OUT>(channel, row, error)
+                } else if rows > 1 {
+                    self.pass::<L, N, ADD, OUT>(channel, row, error)
+                } else {
+                    self.pass::<L, N, DECAY_AND_ADD, OUT>(channel, row, error)
+                };
                 if OUT {
-                    let out = out.add(at + self.first + channel);
+                    let out = out.add(at + first + channel);
                     for n in 0..N {
                         store(o[n], out.add(n * LANES), left - n * LANES);
                     }
@@ -256,4 +268,74 @@ impl DeltaRule<'_> {
             }
         }
     }
+
+    /// Once over the keys: the update of `row` by its error and its output, or the decay and prediction of a row, or
+    /// both, as `WORK` says. Returns prediction and output.
+    ///
+    /// # Safety
+    /// As for [`Self::channels`]; where there is an update, `steps` hold those of `row`.
+    #[inline(always)]
+    unsafe fn pass<L: Lanes, const N: usize, const WORK: u8, const OUT: bool>(
+        &self,
+        channel: usize,
+        row: usize,
+        error: [L; N],
+    ) -> ([L; N], [L; N]) {
+        let Place { heads, dim, head, count, .. } = self.place;
+        let left = count - channel;
+        let Operands { q, k, alpha, .. } = self.operands;
+        let at = (row * heads + head) * dim;
+        let next = if WORK == ADD_AND_DECAY { at + heads * dim } else { at };
+        // SAFETY: every index below is inside the documented shapes: key < dim, and a next row is there where it is
+        // wanted.
+        unsafe {
+            let (mut r, mut o) = ([L::splat(0.0); N], [L::splat(0.0); N]);
+            let mut s = self.state.add(channel);
+            for key in 0..dim {
+                let mut values = [L::splat(0.0); N];
+                for n in 0..N {
+                    values[n] = load::<L>(s.add(n * LANES), left - n * LANES);
+                }
+                if WORK == DECAY_AND_ADD {
+                    let decay = L::splat(*alpha.as_ptr().add(at + key));
+                    for n in 0..N {
+                        values[n] = values[n].mul(decay);
+                    }
+                }
+                if matches!(WORK, ADD | ADD_AND_DECAY | DECAY_AND_ADD) {
+                    let step = L::splat(*self.steps.add(key));
+                    for n in 0..N {
+                        values[n] = step.fma(error[n], values[n]);
+                    }
+                    if OUT {
+                        let q = L::splat(*q.as_ptr().add(at + key));
+                        for n in 0..N {
+                            o[n] = values[n].fma(q, o[n]);
+                        }
+                    }
+                }
+                if matches!(WORK, DECAY | DECAY_ONLY | ADD_AND_DECAY) {
+                    let (decay, k) = (L::splat(*alpha.as_ptr().add(next + key)), L::splat(*k.as_ptr().add(next + key)));
+                    for n in 0..N {
+                        values[n] = values[n].mul(decay);
+                        r[n] = values[n].fma(k, r[n]);
+                    }
+                }
+                if WORK != DECAY_ONLY {
+                    for n in 0..N {
+                        store(values[n], s.add(n * LANES), left - n * LANES);
+                    }
+                }
+                s = s.add(self.stride);
+            }
+            (r, o)
+        }
+    }
 }
+
+/// What a pass over the keys does. A row alone decays twice rather than store what it will change at once.
+const DECAY: u8 = 0;
+const DECAY_ONLY: u8 = 1;
+const ADD_AND_DECAY: u8 = 2;
+const ADD: u8 = 3;
+const DECAY_AND_ADD: u8 = 4;

@@ -27,6 +27,12 @@ pub(super) unsafe trait Lanes: Copy {
     unsafe fn load_part(p: *const f32, n: usize) -> Self;
     /// Sixteen bfloat16 from `p` (unaligned), widened.
     unsafe fn load_bf16(p: *const u8) -> Self;
+    /// 32 bfloat16 from `p` (unaligned), widened: the first sixteen, then the others.
+    #[inline(always)]
+    unsafe fn load_bf16_pair(p: *const u8) -> [Self; 2] {
+        // SAFETY: by the trait's contract.
+        unsafe { [Self::load_bf16(p), Self::load_bf16(p.add(2 * LANES))] }
+    }
     /// The first `n` < 16 bfloat16 from `p`, widened; other lanes +0.0. Reads no byte beyond them.
     unsafe fn load_bf16_part(p: *const u8, n: usize) -> Self;
     /// Every code value × 2^(scale − 127), exact down to the subnormals; beyond f32 infinite; all NaN for scale 255.
@@ -99,19 +105,19 @@ pub(super) unsafe trait Lanes: Copy {
     }
 }
 
-/// Asks for the cache line at `p` to be brought to the second-level cache. Any address will do: a bad one is ignored.
+/// Asks for the cache line at `p` to be brought to the first-level cache. Any address will do: a bad one is ignored.
 #[inline(always)]
 pub(super) fn prefetch(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE is part of x86-64; a prefetch reads nothing that the program could see and never faults.
     unsafe {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(p.cast());
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(p.cast());
     }
     #[cfg(target_arch = "aarch64")]
     // SAFETY: a prefetch reads nothing that the program could see and never faults.
     unsafe {
-        std::arch::asm!("prfm pldl2keep, [{p}]", p = in(reg) p, options(nostack, preserves_flags, readonly));
+        std::arch::asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(nostack, preserves_flags, readonly));
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = p;

@@ -22,6 +22,22 @@ impl Compute {
         (threads * STEPS * sums * LANES) as f64 / start.elapsed().as_secs_f64()
     }
 
+    /// Multiply-adds a second of the instruction that takes pairs of bfloat16, from registers, where the processor has it.
+    /// No kernel uses it: it rounds activations to eight bits.
+    pub fn measure_bf16_pairs(&self) -> Option<f64> {
+        #[cfg(target_arch = "x86_64")]
+        if self.isa.isa() == super::Isa::Avx512 && is_x86_feature_detected!("avx512bf16") {
+            let threads = self.threads();
+            let start = Instant::now();
+            self.parallel(threads, &|_| {
+                // SAFETY: the features were detected.
+                black_box(unsafe { bf16_pairs(black_box(STEPS)) });
+            });
+            return Some((threads * STEPS * BF16_CHAINS * 2 * LANES) as f64 / start.elapsed().as_secs_f64());
+        }
+        None
+    }
+
     /// Bytes a second that all threads together read from `bytes`, each its own share, once from front to back.
     pub fn measure_read(&self, bytes: &[u8]) -> f64 {
         let share = bytes.len() / self.threads() / Read::STEP * Read::STEP;
@@ -31,6 +47,21 @@ impl Compute {
         });
         (share * self.threads()) as f64 / start.elapsed().as_secs_f64()
     }
+}
+
+/// Seconds that the processor has given to the calling thread: what a measurement on a busy machine goes by.
+///
+/// Zero where the system does not say.
+pub fn thread_seconds() -> f64 {
+    #[cfg(unix)]
+    {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: `time` is valid for the call, which fills it or fails and leaves it zero.
+        unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+        time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+    }
+    #[cfg(not(unix))]
+    0.0
 }
 
 /// Independent chains of multiply-adds, as many as fill the register file. Returns a sum, and the number of chains.
@@ -69,6 +100,33 @@ impl Fma {
             sum.sum()
         }
     }
+}
+
+/// Chains of [`bf16_pairs`].
+#[cfg(target_arch = "x86_64")]
+const BF16_CHAINS: usize = 24;
+
+/// Independent chains of products of bfloat16 pairs.
+///
+/// # Safety
+/// The CPU has the features named.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn bf16_pairs(steps: usize) -> f32 {
+    use std::arch::x86_64::*;
+    // SAFETY: any bits are bfloat16.
+    let ones: __m512bh = unsafe { std::mem::transmute(_mm512_set1_epi16(black_box(0x3f80))) };
+    let mut sums = [_mm512_setzero_ps(); BF16_CHAINS];
+    for _ in 0..steps {
+        for i in 0..BF16_CHAINS {
+            sums[i] = _mm512_dpbf16_ps(sums[i], ones, ones);
+        }
+    }
+    let mut sum = sums[0];
+    for i in 1..BF16_CHAINS {
+        sum = _mm512_add_ps(sum, sums[i]);
+    }
+    _mm512_reduce_add_ps(sum)
 }
 
 /// A sum over memory that does nothing but read it.

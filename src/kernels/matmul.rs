@@ -20,13 +20,13 @@ use self::bf12::Bf12;
 use self::dot::Product;
 use self::format::{Bf16, F32, Format, GROUP, Mxfp4};
 use self::int8::Int8;
-pub(super) use self::pack::Buffer;
-use self::pack::Layout;
+use self::pack::{Layout, Pack};
 use self::panel::{Panels, ROWS, T_MAX};
 use self::transposed::Transposed;
+use super::buffer::Buffer;
 use super::disjoint::Disjoint;
 use super::lanes::{Kernel, LANES, Lanes};
-use super::{Compute, Isa, Matrix, Weights};
+use super::{Compute, Matrix, Weights};
 
 /// `$body` with `$weights` as the matrix's format.
 macro_rules! with_format {
@@ -67,8 +67,8 @@ const ROWS_STEP: usize = 4;
 /// Tasks a thread, so that a thread that is held up leaves its share to the others.
 const TASKS_PER_THREAD: usize = 16;
 
-/// Activation rows from which they are packed.
-const PACKED_MIN: usize = 5;
+/// Activation rows from which they are taken in tiles.
+const PANEL_MIN: usize = 5;
 /// Packed floats at a time, unless a block of rows has more: 8 MiB.
 const PACKED_MAX: usize = 2 << 20;
 /// Floats that are packed by one thread.
@@ -212,10 +212,6 @@ impl Compute {
     /// Computes the jobs, all of which have as many activation rows.
     fn run_jobs(&self, jobs: &[Job<'_>]) {
         let t = jobs.first().map_or(0, |job| job.t);
-        if t < PACKED_MIN {
-            self.run_cut(jobs, t, 1, &|job, rows, _| self.run_few(&jobs[job], rows));
-            return;
-        }
         // Memory from the last call, unless another call has it.
         let mut buffer = std::mem::take(&mut *self.packed.lock().unwrap_or_else(PoisonError::into_inner));
         let width: usize = jobs.iter().map(|job| job.matrix.cols.next_multiple_of(LANES)).sum();
@@ -230,7 +226,9 @@ impl Compute {
 
     /// The activation rows `t` of the jobs, packed.
     fn run_packed(&self, jobs: &[Job<'_>], t: Range<usize>, buffer: &mut Buffer) {
-        let tile_rows = panel::tile_rows(if self.isa.isa() == Isa::Avx512 { 32 } else { 8 }, t.len());
+        // Few rows stay rows, but on whole cache lines: a load across two of them costs as much as it does for many.
+        let few = t.len() < PANEL_MIN;
+        let tile_rows = if few { 1 } else { panel::tile_rows(self.isa.isa(), t.len()) };
         // Jobs that share their activations share the packed ones.
         let mut layouts: Vec<(&Job<'_>, Layout, usize)> = Vec::new();
         let mut of_job = Vec::with_capacity(jobs.len());
@@ -249,10 +247,11 @@ impl Compute {
         let packed = Disjoint::new(x);
         let tiles = layouts[0].1.tiles();
         let pack = |i: usize| {
-            let (job, layout, start) = layouts[i / tiles];
-            let from = &job.x[t.start * job.x_stride..];
-            // SAFETY: each tile of each layout is in one task.
-            unsafe { layout.pack(i % tiles, from, job.x_stride, packed, start) };
+            let ((job, layout, start), tile) = (layouts[i / tiles], i % tiles);
+            let at = start + layout.floats(layout.tile(tile).start)..start + layout.floats(layout.tile(tile).end);
+            // SAFETY: tiles are disjoint, and each tile of each layout is in one task.
+            let to = unsafe { packed.part(at) };
+            self.isa.run(Pack { layout, tile, x: &job.x[t.start * job.x_stride..], x_stride: job.x_stride, to });
         };
         if floats <= PACKED_SERIAL_MAX {
             (0..layouts.len() * tiles).for_each(pack);
@@ -264,18 +263,16 @@ impl Compute {
         self.run_cut(jobs, t.len(), blocks, &|job, rows, block| {
             let (_, layout, start) = layouts[of_job[job]];
             let job = &jobs[job];
-            with_format!(job.matrix, weights => Panels {
-                weights,
-                first_row: job.first_row + rows.start,
-                rows: rows.len(),
-                cols: job.matrix.cols,
-                x: &x[start..],
-                layout,
-                tiles: (block * tiles / blocks, (block + 1) * tiles / blocks),
-                y: job.y,
-                y_start: job.y_start + t.start * job.y_stride + rows.start,
-                y_stride: job.y_stride,
-            }.run(self.isa));
+            let (first_row, cols) = (job.first_row + rows.start, job.matrix.cols);
+            let (y, y_start, y_stride) = (job.y, job.y_start + t.start * job.y_stride + rows.start, job.y_stride);
+            let (rows, x) = (rows.len(), &x[start..]);
+            with_format!(job.matrix, weights => if few {
+                let (x_stride, t) = (layout.floats(1), t.len());
+                self.isa.run(Product { weights, first_row, rows, cols, x, x_stride, t, y, y_start, y_stride });
+            } else {
+                let tiles = (block * tiles / blocks, (block + 1) * tiles / blocks);
+                Panels { weights, first_row, rows, cols, x, layout, tiles, y, y_start, y_stride }.run(self.isa);
+            });
         });
     }
 
@@ -308,22 +305,6 @@ impl Compute {
         } else {
             self.parallel(tasks, &task);
         }
-    }
-
-    /// Some rows of the matrix × all rows of x, as they come.
-    fn run_few(&self, job: &Job<'_>, rows: Range<usize>) {
-        with_format!(job.matrix, weights => self.isa.run(Product {
-            weights,
-            first_row: job.first_row + rows.start,
-            rows: rows.len(),
-            cols: job.matrix.cols,
-            x: job.x,
-            x_stride: job.x_stride,
-            t: job.t,
-            y: job.y,
-            y_start: job.y_start + rows.start,
-            y_stride: job.y_stride,
-        }));
     }
 }
 

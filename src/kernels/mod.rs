@@ -10,6 +10,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 pub mod bf12;
+mod buffer;
 mod compute;
 mod conv;
 mod disjoint;
@@ -35,6 +36,7 @@ use std::str::FromStr;
 
 pub use compute::Compute;
 pub use elementwise::exp;
+pub use limits::thread_seconds;
 
 use crate::error::Error;
 

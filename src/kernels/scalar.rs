@@ -23,6 +23,7 @@ pub(super) static E8M0: [f32; 256] = {
 };
 
 /// The sixteen codes times what each E8M0 byte stands for, each row on a cache line of its own.
+#[cfg(target_arch = "x86_64")]
 pub(super) static MXFP4: Mxfp4Tables = Mxfp4Tables({
     let mut out = [[0.0; 16]; 256];
     let mut byte = 0;
@@ -38,6 +39,7 @@ pub(super) static MXFP4: Mxfp4Tables = Mxfp4Tables({
 });
 
 /// See [`MXFP4`].
+#[cfg(target_arch = "x86_64")]
 #[repr(align(64))]
 pub(super) struct Mxfp4Tables(pub(super) [[f32; 16]; 256]);
 

@@ -1,5 +1,6 @@
-//! What a person sees meanwhile and afterwards: progress, statistics, JSON.
+//! What a person sees meanwhile and afterwards: progress, statistics, JSON, pictures.
 
 pub mod json;
+pub mod plot;
 pub mod progress;
 mod progress_line;

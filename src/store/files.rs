@@ -142,6 +142,11 @@ impl Files {
         self.names.bytes(file)
     }
 
+    /// Number of the physical device that `path` is on.
+    pub(crate) fn device(&self, path: &Path) -> io::Result<u64> {
+        self.disk.device(path)
+    }
+
     /// A descriptor of file `file`. Opens outside the lock, so that one drive that hangs does not hold up the others.
     pub(crate) fn get(&self, file: usize, direct: bool) -> io::Result<Arc<dyn DiskFile>> {
         let key = 2 * file + usize::from(direct);

@@ -59,16 +59,44 @@ impl Ahead {
         self.guesses.push(guess);
     }
 
-    /// The guesses in force, with the layer they are for; none from now on.
-    pub(crate) fn take(&mut self) -> (u16, Vec<Guess>) {
-        (self.layer, std::mem::take(&mut self.guesses))
+    /// The router of `layer` has chosen `asked`, ascending. `act` is told of each guess that is being read whether it came
+    /// true, to put it first or to drop it; it returns whether the read goes on. Returns the guesses that came true and are
+    /// being read, and the holds of the others, to be released.
+    pub(crate) fn settle(
+        &mut self,
+        layer: u16,
+        asked: &[Index],
+        expert_bytes: u64,
+        mut act: impl FnMut(&Guess, Started, bool) -> bool,
+    ) -> (Vec<Guess>, Vec<Hold>) {
+        let (mut useful, mut others, mut read) = (Vec::new(), Vec::new(), 0);
+        for guess in std::mem::take(&mut self.guesses) {
+            let is_asked = self.layer == layer && asked.binary_search(&guess.index).is_ok();
+            let Some(started) = guess.started else {
+                others.push(guess.hold);
+                continue;
+            };
+            read += 1;
+            let goes_on = act(&guess, started, is_asked);
+            if is_asked {
+                self.useful_bytes += expert_bytes;
+                useful.push(guess);
+            } else if goes_on {
+                self.wasted_bytes += expert_bytes;
+                others.push(guess.hold);
+            } else {
+                self.dropped += 1;
+            }
+        }
+        if !asked.is_empty() && self.layer == layer && read > 0 {
+            self.settled(useful.len() as f64 / f64::from(read));
+        }
+        (useful, others)
     }
 
-    /// Of `guessed` experts `useful` were asked for.
-    pub(crate) fn settled(&mut self, guessed: usize, useful: usize) {
-        if guessed > 0 {
-            self.precision += WEIGHT * (useful as f64 / guessed as f64 - self.precision);
-        }
+    /// A share of a layer's guesses came true.
+    fn settled(&mut self, share: f64) {
+        self.precision += WEIGHT * (share - self.precision);
     }
 }
 
@@ -83,7 +111,7 @@ mod tests {
         for _ in 0..1000 {
             if ahead.pays() {
                 made += 1;
-                ahead.settled(8, 1);
+                ahead.settled(0.125);
             }
         }
         assert!((50..150).contains(&made), "{made} of 1000 poor guesses were made");
@@ -91,7 +119,7 @@ mod tests {
         for _ in 0..10_000 {
             if ahead.pays() {
                 made += 1;
-                ahead.settled(8, 8);
+                ahead.settled(1.0);
             }
         }
         assert!(made > 5000, "{made} of 10000 good guesses were made");

@@ -45,7 +45,7 @@ pub(crate) use self::reader::{Disk, System, Tally};
 pub use self::request::{Expert, Request};
 pub(crate) use self::sealed::checksum;
 pub(crate) use self::slab::{ALIGN, Region};
-pub(crate) use self::volume::Volumes;
+pub(crate) use self::volume::{Volume, Volumes, device_name};
 
 /// How long the end waits for reads in flight; one that takes longer is left behind.
 const SHUTDOWN: Duration = Duration::from_millis(500);
@@ -224,35 +224,22 @@ impl ExpertStore {
     /// The router of `layer` has chosen `asked`, ascending: the guesses that came true go before all others, those that did
     /// not and have not begun are dropped. Returns the former; their slots are kept until released.
     fn settle(&self, state: &mut SlotState, layer: u16, asked: &[u32]) -> Vec<Guess> {
-        let (of_layer, guesses) = state.ahead.take();
-        let expert_bytes = self.slots.catalog.expert_bytes();
+        let SlotState { ahead, table, .. } = state;
         let queue = self.slots.queue();
-        let (mut useful, mut guessed) = (Vec::new(), 0);
-        for guess in guesses {
-            let is_asked = of_layer == layer && asked.binary_search(&guess.index).is_ok();
-            guessed += usize::from(guess.started.is_some());
-            match guess.started {
-                Some(started) if is_asked => {
+        let (useful, others) =
+            ahead.settle(layer, asked, self.slots.catalog.expert_bytes(), |guess, started, is_asked| {
+                if is_asked {
                     queue.with(|schedule, now| ((), schedule.promote(started.group, now)));
-                    state.ahead.useful_bytes += expert_bytes;
-                    useful.push(guess);
+                    return true;
                 }
-                Some(started) => {
-                    let dropped = queue.with(|schedule, _| (schedule.drop_ahead(started.group, started.pieces), 0));
-                    if let Some(memory) = dropped.and_then(Fill::take_back) {
-                        state.ahead.dropped += 1;
-                        state.table.abandon(guess.hold, memory);
-                    } else {
-                        state.ahead.wasted_bytes += expert_bytes;
-                        state.table.release(guess.hold);
-                    }
+                let dropped = queue.with(|schedule, _| (schedule.drop_ahead(started.group, started.pieces), 0));
+                match dropped.and_then(Fill::take_back) {
+                    Some(memory) => table.abandon(guess.hold, memory),
+                    None => return true,
                 }
-                None => state.table.release(guess.hold),
-            }
-        }
-        if !asked.is_empty() && of_layer == layer {
-            state.ahead.settled(guessed, useful.len());
-        }
+                false
+            });
+        others.into_iter().for_each(|hold| table.release(hold));
         useful
     }
 

@@ -23,14 +23,16 @@ pub(crate) const SITES_MAX: usize = 32;
 
 /// A drive that was never measured is taken for so fast, until its first reads say otherwise.
 const PRIOR_RATE: f64 = 2e9;
-const PRIOR_BYTES: f64 = 16e6;
+const PRIOR_BYTES: f64 = 4e6;
 /// Measurements fade with this time constant, in seconds of reading.
 const RATE_MEMORY: f64 = 2.0;
 /// Weight of what was measured with few reads in flight, which shows latency rather than rate.
 const UNSATURATED: f64 = 0.1;
+/// Latency is no excuse for a read that was alone and took more than so many times as long as the rate says.
+const LATENCY_FACTOR: f64 = 2.0;
 /// An idle drive is trusted with more the longer it idles, up to twice its measured rate: else a rate once found low would
-/// never be measured again.
-const TRUST_AFTER: f64 = 5.0;
+/// never be measured again. A drive that is slow indeed makes all wait for such a trial, so they are rare.
+const TRUST_AFTER: f64 = 60.0;
 
 /// Wait after a first failure; doubles with each further one.
 const BACK_OFF: Duration = Duration::from_millis(250);
@@ -48,6 +50,7 @@ pub(crate) struct Schedule<J> {
     tickets: u64,
     /// Pieces that were read from another copy after a failure.
     retries: u64,
+    overdue_min: Duration,
 }
 
 struct DriveState<J> {
@@ -122,12 +125,16 @@ struct Rate {
 }
 
 impl Rate {
-    fn finished(&mut self, bytes: u64, now: Time, saturated: bool) {
+    /// `saturated`: many reads were in flight; `alone`: no other was, from its begin to its end.
+    fn finished(&mut self, bytes: u64, now: Time, saturated: bool, alone: bool) {
         let seconds = now.saturating_sub(self.mark).as_secs_f64();
         self.mark = now;
-        let weight = if saturated { 1.0 } else { UNSATURATED };
+        let (bytes, expected) = (bytes as f64, self.per_second() * seconds);
+        // Of reads that overlap, single ones look fast or slow by chance: only one that was alone proves something.
+        let is_proof = alone && (bytes > expected || LATENCY_FACTOR * bytes < expected);
+        let weight = if saturated || is_proof { 1.0 } else { UNSATURATED };
         let keep = (-weight * seconds / RATE_MEMORY).exp();
-        self.bytes = self.bytes * keep + weight * bytes as f64;
+        self.bytes = self.bytes * keep + weight * bytes;
         self.seconds = self.seconds * keep + weight * seconds;
     }
 
@@ -220,7 +227,18 @@ impl<J> Schedule<J> {
     /// With more than [`DRIVES_MAX`] drives.
     pub(crate) fn new(depths: &[usize]) -> Self {
         assert!(depths.len() <= DRIVES_MAX, "a set of drives has a bit for each");
-        Self { drives: depths.iter().map(|depth| DriveState::new(*depth)).collect(), tickets: 0, retries: 0 }
+        Self {
+            drives: depths.iter().map(|depth| DriveState::new(*depth)).collect(),
+            tickets: 0,
+            retries: 0,
+            overdue_min: OVERDUE_MIN,
+        }
+    }
+
+    /// Calls reads overdue after this, however slow the drive.
+    #[cfg(test)]
+    pub(crate) fn overdue_after(&mut self, time: Duration) {
+        self.overdue_min = time;
     }
 
     /// Pieces that were read from another copy after a failure.
@@ -356,7 +374,8 @@ impl<J> Schedule<J> {
         let saturated = 2 * state.flights.len() >= state.depth;
         let Some(flight) = self.land(drive, ticket, now) else { return 0 };
         let state = &mut self.drives[drive];
-        state.rate.finished(flight.what.bytes, now, saturated);
+        let alone = state.flights.is_empty() && state.rate.mark == flight.began;
+        state.rate.finished(flight.what.bytes, now, saturated, alone);
         if !flight.is_overdue {
             (state.errors, state.retry_at) = (0, None);
         }
@@ -409,8 +428,8 @@ impl<J> Schedule<J> {
         for number in 0..self.drives.len() {
             let state = &self.drives[number];
             let expected = state.flight_bytes as f64 / state.rate.per_second();
-            let patience =
-                OVERDUE_MIN.max(Duration::try_from_secs_f64(OVERDUE_FACTOR * expected).unwrap_or(OVERDUE_MIN));
+            let slow = Duration::try_from_secs_f64(OVERDUE_FACTOR * expected).unwrap_or(self.overdue_min);
+            let patience = slow.max(self.overdue_min);
             let mut found = false;
             for at in 0..self.drives[number].flights.len() {
                 let flight = &self.drives[number].flights[at];
@@ -478,3 +497,6 @@ impl<J> Schedule<J> {
         jobs
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,6 @@
 //! whole, says so once, and tells the mode in force.
 
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustc_hash::FxHashMap;
 
 use super::files::Files;
-use super::reader::{self, Cause, ReadError, Stop, Tally, continue_read, is_refusal, whole_pages};
+use super::reader::{self, Cause, Disk, ReadError, Stop, System, Tally, continue_read, is_refusal, whole_pages};
 use super::slab::{ALIGN, Region};
 use crate::error::{Error, Kind, Result};
 
@@ -41,13 +40,14 @@ impl Volumes {
         let mut volumes = Self { list: Vec::new(), of_file: Vec::new() };
         let mut found: Vec<(u64, usize)> = Vec::new(); // device, its largest file
         let mut roots: FxHashMap<usize, u64> = FxHashMap::default();
+        let device = |path: &Path| files.device(path).map_err(|cause| unopened(path, &cause));
         for &file in used {
             let device = match files.names().root_of(file) {
                 Some((root, dir)) => match roots.get(&root) {
                     Some(device) => *device,
-                    None => *roots.entry(root).or_insert(device_of(dir)?),
+                    None => *roots.entry(root).or_insert(device(dir)?),
                 },
-                None => device_of(&files.path(file))?,
+                None => device(&files.path(file))?,
             };
             let volume = match found.iter().position(|(known, _)| *known == device) {
                 Some(at) => at,
@@ -68,7 +68,11 @@ impl Volumes {
             volumes.of_file[file] = volume as u16;
         }
         for (volume, (_, largest)) in volumes.list.iter().zip(&found) {
-            volume.probe(*largest)?;
+            match volume.probe(*largest) {
+                // A copy that is gone may have others: whoever reads it finds out.
+                Err(_) if files.names().root_of(*largest).is_some() => {}
+                probed => probed?,
+            }
         }
         for &file in used {
             if files.names().root_of(file).is_none() {
@@ -80,31 +84,23 @@ impl Volumes {
     }
 }
 
-/// The physical device that `path` is on.
-fn device_of(path: &Path) -> Result<u64> {
-    std::fs::metadata(path).map(|metadata| whole_device(metadata.dev())).map_err(|cause| unopened(path, &cause))
-}
-
-/// The whole disk behind a partition; `device` itself where the system does not tell.
-#[cfg(target_os = "linux")]
-fn whole_device(device: u64) -> u64 {
-    let (major, minor) = (libc::major(device), libc::minor(device));
-    // The link leads to …/block/DISK/PARTITION for a partition, whose directory alone has a file `partition`.
-    let Ok(node) = std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")) else { return device };
-    if !node.join("partition").exists() {
-        return device;
+/// Name of the physical device that `path` is on, such as `nvme0n1`; its number where the system gives no name.
+///
+/// # Errors
+/// Kind `Model` when there is no such path.
+pub(crate) fn device_name(path: &Path) -> Result<String> {
+    let device = System.device(path).map_err(|cause| unopened(path, &cause))?;
+    #[cfg(target_os = "linux")]
+    {
+        let (major, minor) = (libc::major(device), libc::minor(device));
+        let node = std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok();
+        if let Some(name) = node.as_deref().and_then(Path::file_name) {
+            return Ok(name.display().to_string());
+        }
+        Ok(format!("{major}:{minor}"))
     }
-    let of_disk = node.parent().and_then(|disk| std::fs::read_to_string(disk.join("dev")).ok());
-    let numbers = of_disk.as_deref().and_then(|text| text.trim().split_once(':'));
-    match numbers.map(|(major, minor)| (major.parse(), minor.parse())) {
-        Some((Ok(major), Ok(minor))) => libc::makedev(major, minor),
-        _ => device,
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn whole_device(device: u64) -> u64 {
-    device
+    #[cfg(not(target_os = "linux"))]
+    Ok(device.to_string())
 }
 
 impl Volume {

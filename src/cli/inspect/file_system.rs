@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// As the mount table calls it (`ext4`, `xfs`); `None` where there is no such table.
-pub(super) fn of(path: &Path) -> Option<String> {
+pub(in crate::cli) fn of(path: &Path) -> Option<String> {
     let mounts = fs::read("/proc/self/mountinfo").ok()?;
     kind(&mounts, &path.canonicalize().ok()?)
 }

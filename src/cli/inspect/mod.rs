@@ -1,7 +1,7 @@
 //! `deltafin inspect`: what a directory is, what running it takes, and what stands in the way.
 
 mod copies;
-mod file_system;
+pub(super) mod file_system;
 mod findings;
 mod show;
 

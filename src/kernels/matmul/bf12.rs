@@ -41,6 +41,8 @@ impl<'a> Format for Bf12<'a> {
     /// The columns of a group, sixteen and sixteen.
     type Group<L: Lanes> = [L; 2];
 
+    const AHEAD: usize = 42 * GROUP;
+
     #[inline(always)]
     fn row(self, row: usize) -> Row<'a> {
         let record = &self.records[row * self.record_bytes..][..self.record_bytes];
@@ -76,6 +78,11 @@ impl<'a> Format for Bf12<'a> {
     #[inline(always)]
     unsafe fn load<L: Lanes>(_: Row<'a>, column: usize, group: [L; 2]) -> L {
         if column % GROUP < LANES { group[0] } else { group[1] }
+    }
+
+    #[inline(always)]
+    unsafe fn load_pair<L: Lanes>(_: Row<'a>, _: usize, group: [L; 2]) -> [L; 2] {
+        group
     }
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! How stored weights become lanes: bf16, f32 and MXFP4 behind one trait, so that each product is written once.
 
-use super::super::lanes::{Lanes, prefetch};
+use super::super::lanes::{LANES, Lanes, prefetch};
 
 /// Columns that share a scale in MXFP4; in the other formats just a convenient step.
 pub(super) const GROUP: usize = 32;
@@ -11,6 +11,9 @@ pub(super) trait Format: Copy + Sync {
     type Row: Copy;
     /// What the 32 columns of a group share.
     type Group<L: Lanes>: Copy;
+
+    /// How many columns ahead a row is prefetched: about 2 KiB.
+    const AHEAD: usize;
 
     /// Row number `row`, which is in range.
     fn row(self, row: usize) -> Self::Row;
@@ -30,6 +33,16 @@ pub(super) trait Format: Copy + Sync {
     /// As of [`Lanes`]; the columns are in range.
     unsafe fn load<L: Lanes>(row: Self::Row, column: usize, group: Self::Group<L>) -> L;
 
+    /// All 32 columns of the group that begins at `column`: [`Format::load`] twice.
+    ///
+    /// # Safety
+    /// As of [`Format::load`].
+    #[inline(always)]
+    unsafe fn load_pair<L: Lanes>(row: Self::Row, column: usize, group: Self::Group<L>) -> [L; 2] {
+        // SAFETY: by this method's contract.
+        unsafe { [Self::load(row, column, group), Self::load(row, column + LANES, group)] }
+    }
+
     /// Columns `column .. column + n`, n < 16; the other lanes +0.0.
     ///
     /// # Safety
@@ -47,6 +60,8 @@ pub(super) struct Bf16<'a> {
 impl Format for Bf16<'_> {
     type Row = *const u8;
     type Group<L: Lanes> = ();
+
+    const AHEAD: usize = 1024;
 
     #[inline(always)]
     fn row(self, row: usize) -> *const u8 {
@@ -68,6 +83,12 @@ impl Format for Bf16<'_> {
     }
 
     #[inline(always)]
+    unsafe fn load_pair<L: Lanes>(row: *const u8, column: usize, _: ()) -> [L; 2] {
+        // SAFETY: the columns are in range, by the trait's contract.
+        unsafe { L::load_bf16_pair(row.add(2 * column)) }
+    }
+
+    #[inline(always)]
     unsafe fn load_part<L: Lanes>(row: *const u8, column: usize, n: usize) -> L {
         // SAFETY: the columns are in range, by the trait's contract.
         unsafe { L::load_bf16_part(row.add(2 * column), n) }
@@ -84,6 +105,8 @@ pub(super) struct F32<'a> {
 impl Format for F32<'_> {
     type Row = *const u8;
     type Group<L: Lanes> = ();
+
+    const AHEAD: usize = 512;
 
     #[inline(always)]
     fn row(self, row: usize) -> *const u8 {
@@ -124,6 +147,8 @@ impl Format for Mxfp4<'_> {
     /// Codes and scales.
     type Row = (*const u8, *const u8);
     type Group<L: Lanes> = L::Mxfp4Table;
+
+    const AHEAD: usize = 4096;
 
     #[inline(always)]
     fn row(self, row: usize) -> (*const u8, *const u8) {

@@ -26,6 +26,8 @@ impl Format for Int8<'_> {
     /// The scale.
     type Group<L: Lanes> = L;
 
+    const AHEAD: usize = 2048;
+
     #[inline(always)]
     fn row(self, row: usize) -> (*const u8, *const u8) {
         let record = self.records.as_ptr().wrapping_add(row * self.record_bytes);

@@ -5,29 +5,8 @@
 
 use std::ops::Range;
 
-use super::super::disjoint::Disjoint;
-use super::super::lanes::LANES;
-
-/// A cache line of activations.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([f32; LANES]);
-
-/// Memory for packed activations, kept from call to call.
-#[derive(Default)]
-pub(in super::super) struct Buffer(Vec<Line>);
-
-impl Buffer {
-    /// `n` floats, a multiple of sixteen, from the start of a cache line. They hold what was left there.
-    pub(super) fn floats(&mut self, n: usize) -> &mut [f32] {
-        let lines = n / LANES;
-        if self.0.len() < lines {
-            self.0.resize(lines, Line([0.0; LANES]));
-        }
-        // SAFETY: a line is sixteen floats without padding, and there are `lines` of them, borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), lines * LANES) }
-    }
-}
+use super::super::lanes::{Kernel, LANES, Lanes};
+use super::super::slices::load;
 
 /// How `rows` activation rows of `cols` columns are packed: tile after tile, in a tile sixteen columns after sixteen
 /// columns, of those row after row. Columns missing from the last sixteen are +0.0.
@@ -57,25 +36,37 @@ impl Layout {
     pub(super) fn floats(self, rows: usize) -> usize {
         rows * self.cols.next_multiple_of(LANES)
     }
+}
 
-    /// Packs tile `i` of what begins at `start` of `to`. Row t of x begins at `t · x_stride`.
-    ///
-    /// # Safety
-    /// Nobody else uses the tile's part of `to` at the same time.
-    pub(super) unsafe fn pack(self, i: usize, x: &[f32], x_stride: usize, to: Disjoint<'_>, start: usize) {
-        let rows = self.tile(i);
-        // SAFETY: by this function's contract.
-        let to = unsafe { to.part(start + self.floats(rows.start)..start + self.floats(rows.end)) };
-        for (r, row) in rows.clone().enumerate() {
-            let row = &x[row * x_stride..][..self.cols];
-            let (whole, rest) = row.as_chunks::<LANES>();
-            let mut lines = to.as_chunks_mut::<LANES>().0.iter_mut().skip(r).step_by(rows.len());
-            for (values, line) in whole.iter().zip(lines.by_ref()) {
-                *line = *values;
-            }
-            if let (false, Some(line)) = (rest.is_empty(), lines.next()) {
-                *line = [0.0; LANES];
-                line[..rest.len()].copy_from_slice(rest);
+/// Packs tile `tile` of `layout` into `to`. Row t of x begins at `t · x_stride`.
+pub(super) struct Pack<'a> {
+    pub(super) layout: Layout,
+    pub(super) tile: usize,
+    pub(super) x: &'a [f32],
+    pub(super) x_stride: usize,
+    /// The tile's `rows · steps · 16` floats.
+    pub(super) to: &'a mut [f32],
+}
+
+impl Kernel for Pack<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        let rows = self.layout.tile(self.tile);
+        let (n, cols) = (rows.len(), self.layout.cols);
+        assert_eq!(self.to.len(), self.layout.floats(n));
+        for r in 0..n {
+            let row = &self.x[(rows.start + r) * self.x_stride..][..cols];
+            let mut column = 0;
+            while column < cols {
+                // SAFETY: cols − column elements are left of the row; by the assertion the tile has room for n rows of
+                // whole vectors; the CPU has the instructions (caller).
+                unsafe {
+                    let value = load::<L>(row.as_ptr().add(column), cols - column);
+                    value.store(self.to.as_mut_ptr().add(column * n + r * LANES));
+                }
+                column += LANES;
             }
         }
     }

@@ -6,10 +6,10 @@
 
 #![expect(clippy::needless_range_loop, reason = "indices below constants unroll into registers")]
 
-use std::cell::RefCell;
 use std::ops::Range;
 
 use super::super::Isa;
+use super::super::buffer::with_scratch;
 use super::super::disjoint::Disjoint;
 use super::super::dispatch::Detected;
 use super::super::lanes::{Kernel, LANES, Lanes};
@@ -36,35 +36,11 @@ const IN_REGISTERS_MAX: usize = 20;
 const NARROW: (usize, usize) = (2, 3);
 
 /// Activation rows of a tile, at most, when there are `t`.
-pub(super) fn tile_rows(registers: usize, t: usize) -> usize {
-    match registers {
-        32.. if (TALL_MIN..=TALL.1).contains(&t) => TALL.1,
-        32.. => WIDE.1,
+pub(super) fn tile_rows(isa: Isa, t: usize) -> usize {
+    match isa {
+        Isa::Avx512 if (TALL_MIN..=TALL.1).contains(&t) => TALL.1,
+        Isa::Avx512 => WIDE.1,
         _ => NARROW.1,
-    }
-}
-
-/// What a thread keeps between calls, so that no task pays for fresh memory.
-#[repr(C, align(64))]
-struct Scratch {
-    /// Decoded weights: for each tile of rows, for each sixteen columns, the rows' lanes one after the other.
-    panel: [f32; ROWS * COLS],
-    /// Partial sums, tile by tile.
-    sums: [f32; ROWS * T_MAX * LANES],
-}
-
-thread_local! {
-    static SCRATCH: RefCell<Box<Scratch>> = RefCell::new(Scratch::new());
-}
-
-impl Scratch {
-    fn new() -> Box<Self> {
-        let mut scratch = Box::<Self>::new_uninit();
-        // SAFETY: the whole value is written, and zeroes are floats.
-        unsafe {
-            scratch.as_mut_ptr().write_bytes(0, 1);
-            scratch.assume_init()
-        }
     }
 }
 
@@ -95,11 +71,15 @@ impl<F: Format> Panels<'_, F> {
 
     /// Computes the product. Nobody else writes these results at the same time.
     pub(super) fn run(self, isa: Detected) {
-        SCRATCH.with_borrow_mut(|scratch| self.run_with(isa, scratch));
+        with_scratch(ROWS * COLS + ROWS * T_MAX * LANES, |scratch| {
+            let (panel, sums) = scratch.split_at_mut(ROWS * COLS);
+            self.run_with(isa, panel.as_mut_ptr(), sums.as_mut_ptr());
+        });
     }
 
-    fn run_with(self, isa: Detected, scratch: &mut Scratch) {
-        let (panel, sums) = (scratch.panel.as_mut_ptr(), scratch.sums.as_mut_ptr());
+    /// With room for a panel (for each tile of rows, for each sixteen columns, the rows' lanes one after the other) and
+    /// for its partial sums, tile by tile.
+    fn run_with(self, isa: Detected, panel: *mut f32, sums: *mut f32) {
         let at_most = if self.is_tall() { COLS_TALL } else { COLS };
         let cols = self.cols.div_ceil(self.cols.div_ceil(at_most)).next_multiple_of(GROUP);
         let mut row = 0;

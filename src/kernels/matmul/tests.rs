@@ -199,6 +199,35 @@ fn any_shape_gives_the_canonical_bits_on_every_instruction_set() {
     }
 }
 
+/// Panels and blocks of columns that are whole, cut and more than one; every size of tile; more activation rows than
+/// share a panel, and more than are packed at a time.
+#[test]
+fn products_larger_than_a_block_give_the_canonical_bits() {
+    let machines = machines(&[1, 2]);
+    for (kind, rows, cols, t) in [
+        (Kind::Bf16, 101, 2100, 4),
+        (Kind::Mxfp4, 101, 2112, 6),
+        (Kind::Bf16, 50, 2100, 6),
+        (Kind::Mxfp4, 51, 1568, 9),
+        (Kind::F32, 97, 1550, 11),
+        (Kind::Bf16, 53, 1540, 12),
+        (Kind::Mxfp4, 101, 2112, 15),
+        (Kind::F32, 49, 1025, 16),
+        (Kind::Mxfp4, 50, 1056, 24),
+        (Kind::Bf16, 98, 1100, 97),
+        (Kind::Mxfp4, 99, 1088, 193),
+        (Kind::Bf16, 5, 33_800, 97),
+    ] {
+        let w = Stored::random(kind, rows, cols, 17);
+        let x = Random(t as u64).floats(t * cols);
+        let wanted = product(&w, &x);
+        for compute in &machines {
+            let got = run(t * rows, |y| compute.matmul(w.matrix(), &x, y));
+            assert_bits(compute, &got, &wanted, &(kind, rows, cols, t));
+        }
+    }
+}
+
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
     let machines = machines(&[1, 2, 3, 8]);

@@ -31,32 +31,39 @@ impl<F: Format> Kernel for Transposed<'_, F> {
         // SAFETY: by this method's contract.
         unsafe {
             if L::REGISTERS >= 32 {
-                self.columns::<L, 4, 4>();
+                // For few rows memory is the limit: the longer the runs of columns, the better the processor foresees them,
+                // and what the next columns of a row need is asked for.
+                match self.t {
+                    1 => self.columns::<L, 16, 1, false>(),
+                    2 => self.columns::<L, 8, 2, false>(),
+                    3..=8 => self.columns::<L, 4, 4, true>(),
+                    _ => self.columns::<L, 4, 4, false>(),
+                }
             } else {
-                self.columns::<L, 2, 2>();
+                self.columns::<L, 2, 2, false>();
             }
         }
     }
 }
 
 impl<F: Format> Transposed<'_, F> {
-    /// All columns in tiles of C · 16 columns × T rows.
+    /// All columns in tiles of C · 16 columns × T rows; with `AHEAD`, those of the next tile are prefetched.
     ///
     /// # Safety
     /// As of [`Kernel::run`].
     #[inline(always)]
-    unsafe fn columns<L: Lanes, const C: usize, const T: usize>(self) {
+    unsafe fn columns<L: Lanes, const C: usize, const T: usize, const AHEAD: bool>(self) {
         let mut column = 0;
         // SAFETY: by this method's contract; tiles stay below `cols` and `t`.
         unsafe {
             while column + C * LANES <= self.cols {
                 let mut t = 0;
                 while t + T <= self.t {
-                    self.tile::<L, C, T>(column, t, 0);
+                    self.tile::<L, C, T, AHEAD>(column, t, 0);
                     t += T;
                 }
                 while t < self.t {
-                    self.tile::<L, C, 1>(column, t, 0);
+                    self.tile::<L, C, 1, AHEAD>(column, t, 0);
                     t += 1;
                 }
                 column += C * LANES;
@@ -64,7 +71,7 @@ impl<F: Format> Transposed<'_, F> {
             while column < self.cols {
                 let part = if self.cols - column < LANES { self.cols - column } else { 0 };
                 for t in 0..self.t {
-                    self.tile::<L, 1, 1>(column, t, part);
+                    self.tile::<L, 1, 1, false>(column, t, part);
                 }
                 column += LANES;
             }
@@ -76,7 +83,12 @@ impl<F: Format> Transposed<'_, F> {
     /// # Safety
     /// As of [`Kernel::run`].
     #[inline(always)]
-    unsafe fn tile<L: Lanes, const C: usize, const T: usize>(self, column: usize, t: usize, part: usize) {
+    unsafe fn tile<L: Lanes, const C: usize, const T: usize, const AHEAD: bool>(
+        self,
+        column: usize,
+        t: usize,
+        part: usize,
+    ) {
         let mut x = [self.x; T];
         let mut y = [0; T];
         for i in 0..T {
@@ -88,6 +100,11 @@ impl<F: Format> Transposed<'_, F> {
             let mut sums = [[L::splat(0.0); C]; T];
             for d in 0..self.depth {
                 let row = self.weights.row(self.first_row + d);
+                if AHEAD {
+                    for c in (0..C * LANES).step_by(GROUP) {
+                        F::prefetch(row, column + C * LANES + c);
+                    }
+                }
                 let mut w = [L::splat(0.0); C];
                 for c in 0..C {
                     let column = column + c * LANES;

@@ -33,16 +33,32 @@ type Script = dyn Fn(Call<'_>) -> Answer + Send + Sync;
 pub(crate) struct Faulty {
     script: Arc<Script>,
     reads: Arc<AtomicUsize>,
+    /// Each is a drive of its own.
+    drives: Vec<PathBuf>,
 }
 
 impl Faulty {
+    /// As [`Faulty::new`], with what is under each of `drives` on a drive of its own.
+    pub(crate) fn with_drives(
+        drives: &[&Path],
+        script: impl Fn(Call<'_>) -> Answer + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        let drives = drives.iter().map(|path| path.to_path_buf()).collect();
+        Arc::new(Self { script: Arc::new(script), reads: Arc::default(), drives })
+    }
+
     /// A disk that asks `script` about every call.
     pub(crate) fn new(script: impl Fn(Call<'_>) -> Answer + Send + Sync + 'static) -> Arc<Self> {
-        Arc::new(Self { script: Arc::new(script), reads: Arc::default() })
+        Self::with_drives(&[], script)
     }
 }
 
 impl Disk for Faulty {
+    fn device(&self, path: &Path) -> io::Result<u64> {
+        let drive = self.drives.iter().position(|drive| path.starts_with(drive));
+        Ok(drive.map_or(u64::MAX, |number| number as u64))
+    }
+
     fn open(&self, path: &Path, direct: bool) -> io::Result<Arc<dyn DiskFile>> {
         if let Answer::Errno(code) = (self.script)(Call::Open { path, direct }) {
             return Err(io::Error::from_raw_os_error(code));

@@ -2,6 +2,8 @@
 
 mod disk;
 mod failure;
+mod interleavings;
+mod replicas;
 mod service;
 mod warm;
 
