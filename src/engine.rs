@@ -16,7 +16,7 @@ use crate::plan::{self, Needs, Plan};
 use crate::store::histogram::Histogram;
 use crate::store::packed::PackedRoot;
 use crate::store::{ALIGN, ExpertStore, StoreOptions, StoreStats};
-use crate::trunk::{LoadProgress, Trunk};
+use crate::trunk::{LoadProgress, Trunk, TrunkFile, TrunkFormat};
 
 /// The common flags, resolved.
 #[derive(Debug, Clone)]
@@ -45,6 +45,9 @@ pub struct EngineOptions {
     pub lookahead: bool,
     /// Compare every expert read from a packed root with its checksum.
     pub verify_reads: bool,
+    /// `--trunk`: how the trunk's matrices are held; `None`: as released, from the shards. Where one of `experts` has a
+    /// trunk file of the format that is asked for, it is read.
+    pub trunk: Option<TrunkFormat>,
 }
 
 impl EngineOptions {
@@ -63,11 +66,17 @@ impl EngineOptions {
             learn: false,
             lookahead: true,
             verify_reads: false,
+            trunk: None,
         }
     }
 }
 
 impl EngineOptions {
+    /// How the trunk's matrices are held.
+    pub fn trunk_format(&self) -> TrunkFormat {
+        self.trunk.unwrap_or_default()
+    }
+
     /// Threads that compute: as asked, or one a processor that this process may use.
     pub fn thread_count(&self) -> usize {
         self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get))
@@ -117,6 +126,7 @@ pub(crate) const PIECE_BYTES: usize = 2 << 20;
 /// A model ready to compute.
 pub struct Engine {
     plan: Plan,
+    trunk_format: TrunkFormat,
     model: Model,
     /// Before the store: it ends first, and its reads with it.
     learned: Option<Learned>,
@@ -136,6 +146,8 @@ pub struct Survey {
     pub manifest: Manifest,
     /// Drive roots that hold its experts.
     pub roots: Vec<PackedRoot>,
+    /// The file that its trunk is read from, where that is not the shards.
+    pub trunk: Option<TrunkFile>,
     /// Most rows of a step.
     pub step_rows: usize,
     /// The memory plan.
@@ -152,8 +164,13 @@ impl Engine {
         let manifest = Manifest::open(&options.model, &config)?;
         let roots = PackedRoot::open_all(&options.experts, &manifest)?;
         let slot = ExpertStore::slot_bytes(&manifest, &roots)?;
-        let (step_rows, plan) = make_plan(&config, &manifest, slot, options)?;
-        Ok(Survey { config, manifest, roots, step_rows, plan })
+        let trunk = match options.trunk {
+            Some(format) => TrunkFile::find(&options.experts, format, &manifest)?,
+            None => None,
+        };
+        let trunk_bytes = Trunk::planned_bytes(&manifest, options.trunk_format(), trunk.as_ref());
+        let (step_rows, plan) = make_plan(&config, &manifest, slot, trunk_bytes, options)?;
+        Ok(Survey { config, manifest, roots, trunk, step_rows, plan })
     }
 
     /// The memory plan of a model on a machine that is not this one, which has `memory` bytes for it.
@@ -165,7 +182,8 @@ impl Engine {
         // An expert that begins and ends within pages.
         let slot = if manifest.experts.is_some() { manifest.expert_bytes() + 2 * ALIGN as u64 } else { 0 };
         let fit = |needs: &Needs| plan::plan_elsewhere(needs, memory);
-        make_plan_with(config, manifest, slot, &options, &fit).map(|(_, plan)| plan)
+        let trunk = Trunk::planned_bytes(manifest, options.trunk_format(), None);
+        make_plan_with(config, manifest, slot, trunk, &options, &fit).map(|(_, plan)| plan)
     }
 
     /// Opens, checks, plans and loads.
@@ -174,11 +192,20 @@ impl Engine {
     /// `Model` for a directory that cannot be run, `Memory` when the plan does not fit, `Io`, `Usage`, `Interrupted`.
     pub fn open(options: &EngineOptions, progress: &dyn Progress, interrupt: &Interrupt) -> Result<Self> {
         let compute = Compute::new(options.isa, options.thread_count(), interrupt.clone())?;
-        let Survey { config, manifest, roots, step_rows, plan } = Self::survey(options)?;
+        let Survey { config, manifest, roots, trunk, mut step_rows, mut plan } = Self::survey(options)?;
         plan.caution.iter().for_each(|caution| progress.notice(caution));
         interrupt.check()?;
         let loading = Loading(progress);
-        let trunk = Trunk::load(&manifest, options.direct, &loading, interrupt)?;
+        let trunk_format = options.trunk_format();
+        if trunk_format == TrunkFormat::Int8 {
+            progress.notice("the trunk is quantized to int8, as asked: answers are not those of the released weights");
+        }
+        let trunk = Trunk::load(&manifest, trunk_format, trunk.as_ref(), options.direct, &loading, interrupt)?;
+        if trunk.resident_bytes() > plan.trunk {
+            // Weights more irregular than was expected.
+            let slot = ExpertStore::slot_bytes(&manifest, &roots)?;
+            (step_rows, plan) = make_plan(&config, &manifest, slot, trunk.resident_bytes(), options)?;
+        }
         let store = match &manifest.experts {
             Some(_) => {
                 let options = StoreOptions {
@@ -197,7 +224,8 @@ impl Engine {
         let model = Model::new(config, &manifest, &trunk, &compute)?;
         let EngineOptions { context, lookahead, .. } = *options;
         let interrupt = interrupt.clone();
-        let engine = Self { plan, model, learned, store, compute, scratch, context, lookahead, interrupt };
+        let engine =
+            Self { plan, trunk_format, model, learned, store, compute, scratch, context, lookahead, interrupt };
         engine.pass_notices_on(progress);
         Ok(engine)
     }
@@ -215,6 +243,11 @@ impl Engine {
     /// Largest number of rows in a step.
     pub fn step_rows(&self) -> usize {
         self.scratch().rows_max()
+    }
+
+    /// How the trunk's matrices are held.
+    pub fn trunk_format(&self) -> TrunkFormat {
+        self.trunk_format
     }
 
     /// Instruction set in use.
@@ -340,10 +373,16 @@ fn learn(
     Some(Learned::start(kept, manifest, top_k, store))
 }
 
-/// The step's rows and the plan that goes with them; `slot`: bytes of an expert's slot.
-fn make_plan(config: &ModelConfig, manifest: &Manifest, slot: u64, options: &EngineOptions) -> Result<(usize, Plan)> {
+/// The step's rows and the plan that goes with them; `slot`: bytes of an expert's slot, `trunk`: of the trunk.
+fn make_plan(
+    config: &ModelConfig,
+    manifest: &Manifest,
+    slot: u64,
+    trunk: u64,
+    options: &EngineOptions,
+) -> Result<(usize, Plan)> {
     let fit = |needs: &Needs| plan::plan(needs, options.memory, options.expert_memory);
-    make_plan_with(config, manifest, slot, options, &fit)
+    make_plan_with(config, manifest, slot, trunk, options, &fit)
 }
 
 /// As [`make_plan`]; `fit` makes a plan of what is needed.
@@ -351,6 +390,7 @@ fn make_plan_with(
     config: &ModelConfig,
     manifest: &Manifest,
     slot: u64,
+    trunk: u64,
     options: &EngineOptions,
     fit: &dyn Fn(&Needs) -> Result<Plan>,
 ) -> Result<(usize, Plan)> {
@@ -368,7 +408,7 @@ fn make_plan_with(
     }
     let mut rows = options.step.unwrap_or(STEP_ROWS).min(options.context);
     let try_rows = |rows: usize| {
-        let needs = needs(config, manifest, slot, options, rows);
+        let needs = needs(config, manifest, slot, trunk, options, rows);
         fit(&needs).map(|plan| (needs, plan))
     };
     loop {
@@ -386,13 +426,20 @@ fn make_plan_with(
 }
 
 /// What running `config`'s model takes, part by part.
-fn needs(config: &ModelConfig, manifest: &Manifest, slot: u64, options: &EngineOptions, rows: usize) -> Needs {
+fn needs(
+    config: &ModelConfig,
+    manifest: &Manifest,
+    slot: u64,
+    trunk: u64,
+    options: &EngineOptions,
+    rows: usize,
+) -> Needs {
     let experts = manifest.experts.as_ref();
     let all = experts.map_or(0, |experts| (experts.moe_layers.len() * experts.num_experts) as u64);
     let top_k = config.moe.as_ref().map_or(0, |moe| moe.num_experts_per_token as u64);
     let logits = (LOGIT_ROWS.min(rows) * config.vocab_size * size_of::<f32>()) as u64;
     let needs = Needs {
-        trunk: Trunk::planned_bytes(manifest),
+        trunk,
         states: Sequence::state_bytes(config),
         latent_cache: Sequence::latent_cache_bytes(config, options.context),
         activations: Scratch::planned_bytes(config, rows) + logits,

@@ -15,7 +15,7 @@ use deltafin::config::ModelConfig;
 use deltafin::error::Kind;
 use deltafin::interrupt::Interrupt;
 use deltafin::store::packed::PackedRoot;
-use deltafin::trunk::{LoadProgress, Trunk};
+use deltafin::trunk::{LoadProgress, Trunk, TrunkFormat};
 use serde_json::Value;
 use tempfile::TempDir;
 use xxhash_rust::xxh3::xxh3_64;
@@ -589,7 +589,7 @@ fn moved_experts_leave_the_shards_and_nothing_else_does() {
         assert!(gone + before.all_experts_bytes() <= bytes + 4096, "{model}: {bytes} {gone}");
         let table = after.experts.as_ref().unwrap();
         assert!(table.ids().all(|(layer, expert)| !table.is_in_shards(layer, expert)), "{model}");
-        assert!(Trunk::load(&after, true, &Silent, &Interrupt::new()).is_ok());
+        assert!(Trunk::load(&after, TrunkFormat::Bf16, None, true, &Silent, &Interrupt::new()).is_ok());
         // Again: nothing to do. And another root can be filled from the first two.
         place.ok(&["pack", "-m", "m", "--to", "a", "--to", "b", "--move"]);
         place.ok(&["pack", "-m", "m", "--to", "a", "--to", "b", "--to", "c", "--replicas", "2"]);

@@ -9,7 +9,7 @@ use std::process::Command;
 use deltafin::checkpoint::{Dtype, ExpertFormat, ExpertTable, Manifest, Span, TrunkTensor};
 use deltafin::interrupt::Interrupt;
 use deltafin::store::{ExpertStore, StoreOptions};
-use deltafin::trunk::{LoadProgress, Trunk};
+use deltafin::trunk::{LoadProgress, Trunk, TrunkFormat};
 
 const EXPERTS_A_SHARD: usize = 4;
 const PART_BYTES: [u64; 6] = [100_000, 6_250, 100_000, 6_250, 100_000, 6_250];
@@ -125,7 +125,7 @@ fn alone_a_hundred_shards() {
     let dir = tempfile::tempdir().unwrap();
     let manifest = model(dir.path(), 100);
     for direct in [true, false] {
-        let trunk = Trunk::load(&manifest, direct, &Silent, &Interrupt::new()).unwrap();
+        let trunk = Trunk::load(&manifest, TrunkFormat::Bf16, None, direct, &Silent, &Interrupt::new()).unwrap();
         check_trunk(&trunk);
         let store = open(&manifest, 20, direct);
         assert_eq!(read_all(&store, &manifest), 400);
@@ -173,7 +173,7 @@ fn alone_little_in_the_page_cache() {
     let total = 80 * EXPERT_BYTES;
     let pass = || {
         let before = fetched_bytes().unwrap_or(0);
-        Trunk::load(&manifest, false, &Silent, &Interrupt::new()).unwrap();
+        Trunk::load(&manifest, TrunkFormat::Bf16, None, false, &Silent, &Interrupt::new()).unwrap();
         let store = open(&manifest, 8, false);
         read_all(&store, &manifest);
         assert_eq!((store.stats().drives[0].mode.as_str(), store.take_notices().len()), ("buffered", 0));
@@ -212,7 +212,7 @@ fn files_in_memory_are_read_buffered_and_said_to_be() {
     assert_eq!(notices.len(), 1, "{notices:?}");
     assert!(notices[0].contains("os error"), "{notices:?}");
     assert_eq!(store.stats().drives[0].mode, "buffered");
-    let trunk = Trunk::load(&manifest, true, &Silent, &Interrupt::new()).unwrap();
+    let trunk = Trunk::load(&manifest, TrunkFormat::Bf16, None, true, &Silent, &Interrupt::new()).unwrap();
     check_trunk(&trunk);
     assert_eq!(trunk.notices(), notices, "the same words, so that they can be said once");
     assert_eq!(trunk.modes()[0].1, "buffered");

@@ -9,6 +9,7 @@ use crate::checkpoint::{Dtype, Manifest};
 use crate::config::ModelConfig;
 use crate::engine::Engine;
 use crate::plan;
+use crate::trunk::TrunkFormat;
 
 /// One row. Counters are the mean of the repetitions, for all of a repetition: the first token too.
 #[derive(Debug, Clone, Serialize)]
@@ -171,7 +172,7 @@ impl Row {
             isa: engine.isa_name(),
             backend: "cpu",
             io_mode: io_mode(engine),
-            trunk: trunk_format(manifest),
+            trunk: trunk_format(engine, manifest),
             commit: COMMIT,
             commit_modified: COMMIT_MODIFIED,
             depth: setting.depth,
@@ -242,8 +243,11 @@ fn io_mode(engine: &Engine) -> String {
     }
 }
 
-/// The type that most of the trunk's bytes are of.
-fn trunk_format(manifest: &Manifest) -> &'static str {
+/// The form of the trunk's matrices, or the type that most of its bytes are of.
+fn trunk_format(engine: &Engine, manifest: &Manifest) -> &'static str {
+    if engine.trunk_format() != TrunkFormat::Bf16 {
+        return engine.trunk_format().label();
+    }
     let bytes = |dtype| -> u64 {
         manifest.trunk.iter().filter(|tensor| tensor.dtype == dtype).map(|tensor| tensor.span.len).sum()
     };

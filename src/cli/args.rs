@@ -11,6 +11,7 @@ use crate::demo;
 use crate::engine::EngineOptions;
 use crate::error::Result;
 use crate::kernels::Isa;
+use crate::trunk::TrunkFormat;
 
 /// How much is said on stderr, and how.
 #[derive(Debug, Clone, Args)]
@@ -94,6 +95,33 @@ pub struct EngineArgs {
     /// Compare every expert read from a --experts root with its checksum
     #[arg(long)]
     pub verify_reads: bool,
+    /// How the trunk is held in memory [default: bf16]
+    ///
+    /// Converted while it is loaded, or read from the file of that form that `deltafin pack --trunk` wrote to one of the
+    /// --experts roots.
+    #[arg(long, value_name = "FORM")]
+    pub trunk: Option<TrunkArg>,
+}
+
+/// `--trunk`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TrunkArg {
+    /// As released
+    Bf16,
+    /// Lossless, three quarters of the bytes
+    Bf12,
+    /// Quantized, about half of the bytes
+    Int8,
+}
+
+impl From<TrunkArg> for TrunkFormat {
+    fn from(format: TrunkArg) -> Self {
+        match format {
+            TrunkArg::Bf16 => TrunkFormat::Bf16,
+            TrunkArg::Bf12 => TrunkFormat::Bf12,
+            TrunkArg::Int8 => TrunkFormat::Int8,
+        }
+    }
 }
 
 impl EngineArgs {
@@ -112,6 +140,7 @@ impl EngineArgs {
             learn: !self.no_learn,
             lookahead: !self.no_lookahead,
             verify_reads: self.verify_reads,
+            trunk: self.trunk.map(TrunkFormat::from),
         }
     }
 }

@@ -19,6 +19,7 @@ use crate::kernels::Isa;
 use crate::report::progress::Reporter;
 use crate::report::whole_file::WholeFile;
 use crate::text::{Specials, Tokenizer, normalize_input};
+use crate::trunk::TrunkFormat;
 
 use table::Printer;
 use watch::Screen;
@@ -140,6 +141,9 @@ pub struct BenchArgs {
     /// Compare every expert read from a --experts root with its checksum
     #[arg(long, help_heading = "Engine")]
     verify_reads: bool,
+    /// How the trunk is held in memory [default: bf16]
+    #[arg(long, value_name = "FORM", help_heading = "Engine")]
+    trunk: Option<args::TrunkArg>,
 }
 
 /// `--tests`.
@@ -244,6 +248,7 @@ fn engine_options(args: &BenchArgs, model: PathBuf) -> EngineOptions {
         experts: args.experts.clone(),
         lookahead: !args.no_lookahead,
         verify_reads: args.verify_reads,
+        trunk: args.trunk.map(TrunkFormat::from),
         ..EngineOptions::new(model, 1)
     }
 }

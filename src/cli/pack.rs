@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use serde_json::json;
 
-use super::args::{self, Shown};
+use super::args::{self, Shown, TrunkArg};
 use super::output;
 use crate::checkpoint::Manifest;
 use crate::config::ModelConfig;
@@ -67,17 +67,6 @@ pub struct PackArgs {
     output: Form,
 }
 
-/// `--trunk`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum TrunkArg {
-    /// As released
-    Bf16,
-    /// Lossless, three quarters of the bytes
-    Bf12,
-    /// Quantized, about half of the bytes
-    Int8,
-}
-
 /// `--output`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Form {
@@ -85,16 +74,6 @@ enum Form {
     Text,
     /// One JSON object
     Json,
-}
-
-impl From<TrunkArg> for TrunkFormat {
-    fn from(format: TrunkArg) -> Self {
-        match format {
-            TrunkArg::Bf16 => TrunkFormat::Bf16,
-            TrunkArg::Bf12 => TrunkFormat::Bf12,
-            TrunkArg::Int8 => TrunkFormat::Int8,
-        }
-    }
 }
 
 pub(super) fn run(args: &PackArgs, shown: &Shown, interrupt: &Interrupt) -> Result<()> {

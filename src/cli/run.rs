@@ -94,6 +94,7 @@ fn report(
         backend: "cpu",
         isa: engine.map(Engine::isa_name),
         threads: engine.map(Engine::threads),
+        trunk: engine.map(|engine| engine.trunk_format().label()),
     }
 }
 

@@ -47,6 +47,25 @@ unsafe fn look_up(p: *const u8, magnitudes: __m256) -> __m256 {
     }
 }
 
+/// Eight columns c of a bf12 group and the eight c + 16, of a row whose window has the exponent bits `window` first.
+///
+/// # Safety
+/// The CPU has AVX2; sixteen bytes of sign and mantissa are readable at `plane`, eight of exponents at `codes`.
+#[inline(always)]
+unsafe fn bf12_lanes(plane: *const u8, codes: *const u8, window: __m256i) -> (__m256, __m256) {
+    // SAFETY: by this function's contract.
+    unsafe {
+        // The halves of lane c are columns c and c + 16. Widened with the sign, that is where bfloat16 has it.
+        let plane = _mm256_cvtepi8_epi16(_mm_loadu_si128(plane.cast()));
+        let codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(codes.cast()));
+        let codes = _mm256_and_si256(_mm256_or_si256(codes, _mm256_slli_epi32::<12>(codes)), _mm256_set1_epi16(15));
+        let exponent = _mm256_add_epi16(_mm256_slli_epi16::<7>(codes), window);
+        let both = _mm256_or_si256(_mm256_and_si256(plane, _mm256_set1_epi16(0x807f_u16 as i16)), exponent);
+        let second = _mm256_and_si256(both, _mm256_set1_epi32(0xffff_0000_u32 as i32));
+        (_mm256_castsi256_ps(_mm256_slli_epi32::<16>(both)), _mm256_castsi256_ps(second))
+    }
+}
+
 /// # Safety
 /// The CPU has AVX2.
 #[inline(always)]
@@ -143,6 +162,27 @@ unsafe impl Lanes for Avx2 {
     unsafe fn load_mxfp4(p: *const u8, table: __m256) -> Self {
         // SAFETY: the CPU has the instructions, and eight bytes are readable, by the trait's contract.
         unsafe { Self(look_up(p, table), look_up(p.add(4), table)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf12(p: *const u8, exponents: &'static [u16; 32]) -> [Self; 2] {
+        // SAFETY: the CPU has the instructions, and 48 bytes are readable, by the trait's contract.
+        unsafe {
+            let window = _mm256_set1_epi16(exponents[0] as i16);
+            let (a, c) = bf12_lanes(p, p.add(32), window);
+            let (b, d) = bf12_lanes(p.add(16), p.add(40), window);
+            [Self(a, b), Self(c, d)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self {
+        // SAFETY: the CPU has the instructions, and sixteen bytes are readable, by the trait's contract.
+        unsafe {
+            let low = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()));
+            let high = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(8).cast()));
+            Self(_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high))
+        }
     }
 
     #[inline(always)]

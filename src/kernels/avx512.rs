@@ -118,6 +118,31 @@ unsafe impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_bf12(p: *const u8, exponents: &'static [u16; 32]) -> [Self; 2] {
+        // SAFETY: the CPU has the instructions, and 48 bytes are readable, by the trait's contract; the table has 64.
+        unsafe {
+            // Sign and mantissa of columns c and c + 16 in the halves of lane c; widened with the sign, it is where bfloat16
+            // has it.
+            let plane = _mm512_cvtepi8_epi16(_mm256_loadu_si256(p.cast()));
+            // The permutation looks at the lowest five bits of each half: the low nibble (and a bit that the table, which has
+            // everything twice, does not care about), and the high one.
+            let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.add(32).cast()));
+            let codes = _mm512_or_si512(codes, _mm512_slli_epi32::<12>(codes));
+            let exponent = _mm512_permutexvar_epi16(codes, _mm512_loadu_si512(exponents.as_ptr().cast()));
+            // plane & 0x807f | exponent.
+            let both = _mm512_ternarylogic_epi32::<0xea>(plane, _mm512_set1_epi32(0x807f_807f_u32 as i32), exponent);
+            let second = _mm512_and_si512(both, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+            [Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(both))), Self(_mm512_castsi512_ps(second))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self {
+        // SAFETY: the CPU has the instructions, and sixteen bytes are readable, by the trait's contract.
+        Self(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) })
+    }
+
+    #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
         // SAFETY: the CPU has the instructions, and sixteen floats are writable, by the trait's contract.
         unsafe { _mm512_storeu_ps(p, self.0) }

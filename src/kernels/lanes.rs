@@ -39,6 +39,34 @@ pub(super) unsafe trait Lanes: Copy {
     unsafe fn mxfp4_table(scale: u8) -> Self::Mxfp4Table;
     /// Sixteen MXFP4 codes (8 bytes from `p`, low nibble first), each looked up in `table`.
     unsafe fn load_mxfp4(p: *const u8, table: Self::Mxfp4Table) -> Self;
+    /// The 32 columns of a bf12 group without exceptions, sixteen and sixteen: 48 bytes from `p`, exponent bits looked up in
+    /// `exponents`.
+    #[inline(always)]
+    unsafe fn load_bf12(p: *const u8, exponents: &'static [u16; 32]) -> [Self; 2] {
+        let (mut low, mut high) = ([0_u16; LANES], [0_u16; LANES]);
+        for (c, (low, high)) in low.iter_mut().zip(&mut high).enumerate() {
+            // SAFETY: 48 bytes are readable, by the trait's contract.
+            let (first, second, codes) = unsafe { (*p.add(2 * c), *p.add(2 * c + 1), *p.add(2 * LANES + c)) };
+            let value = |plane: u8, code: u8| {
+                let plane = u16::from(plane);
+                (plane & 0x80) << 8 | exponents[usize::from(code)] | plane & 0x7f
+            };
+            (*low, *high) = (value(first, codes & 15), value(second, codes >> 4));
+        }
+        // SAFETY: the CPU has the instructions, by the trait's contract; sixteen values each are readable.
+        unsafe { [Self::load_bf16(low.as_ptr().cast()), Self::load_bf16(high.as_ptr().cast())] }
+    }
+    /// Sixteen signed bytes from `p` as floats.
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self {
+        let mut values = [0.0; LANES];
+        for (c, value) in values.iter_mut().enumerate() {
+            // SAFETY: sixteen bytes are readable, by the trait's contract.
+            *value = f32::from(unsafe { *p.add(c) });
+        }
+        // SAFETY: the CPU has the instructions, by the trait's contract; sixteen floats are readable.
+        unsafe { Self::load(values.as_ptr()) }
+    }
     /// All sixteen lanes to `p`, unaligned.
     unsafe fn store(self, p: *mut f32);
     /// The first `n` < 16 lanes to `p`.

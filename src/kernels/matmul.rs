@@ -3,8 +3,10 @@
 //! This file checks shapes and cuts the output into tasks. The kernels are in `dot` (few rows), `panel` (many rows) and
 //! `transposed`; all are written over the formats of `format`.
 
+mod bf12;
 mod dot;
 mod format;
+mod int8;
 mod pack;
 mod panel;
 #[cfg(test)]
@@ -14,8 +16,10 @@ mod transposed;
 use std::ops::Range;
 use std::sync::PoisonError;
 
+use self::bf12::Bf12;
 use self::dot::Product;
 use self::format::{Bf16, F32, Format, GROUP, Mxfp4};
+use self::int8::Int8;
 use self::pack::{Layout, Pack};
 use self::panel::{Panels, ROWS, T_MAX};
 use self::transposed::Transposed;
@@ -39,6 +43,14 @@ macro_rules! with_format {
             }
             Weights::Mxfp4 { packed, scale } => {
                 let $weights = Mxfp4 { packed, scale, cols };
+                $body
+            }
+            Weights::Bf12 { records, side } => {
+                let $weights = Bf12::new(records, side, cols);
+                $body
+            }
+            Weights::Int8(records) => {
+                let $weights = Int8::new(records, cols);
                 $body
             }
         }
@@ -355,6 +367,15 @@ fn check_weights(w: Matrix<'_>) {
             assert!(cols.is_multiple_of(GROUP), "MXFP4 matrix [{rows}, {cols}]: columns come in groups of {GROUP}");
             assert_eq!(packed.len(), rows * cols / 2, "code bytes of an MXFP4 matrix [{rows}, {cols}]");
             assert_eq!(scale.len(), rows * cols / GROUP, "scale bytes of an MXFP4 matrix [{rows}, {cols}]");
+        }
+        Weights::Bf12 { records, .. } => {
+            assert!(cols <= super::bf12::COLS_MAX, "bf12 matrix [{rows}, {cols}]: too many columns");
+            let bytes = rows * super::bf12::record_bytes(cols);
+            assert_eq!(records.len(), bytes, "bytes of a bf12 matrix [{rows}, {cols}]");
+        }
+        Weights::Int8(records) => {
+            let bytes = rows * super::int8::record_bytes(cols);
+            assert_eq!(records.len(), bytes, "bytes of an int8 matrix [{rows}, {cols}]");
         }
     }
 }

@@ -9,12 +9,14 @@ mod attention;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub mod bf12;
 mod buffer;
 mod compute;
 mod conv;
 mod disjoint;
 mod dispatch;
 mod elementwise;
+pub mod int8;
 mod kda;
 mod lanes;
 mod limits;
@@ -52,6 +54,15 @@ pub enum Weights<'a> {
         /// One exponent for 32 columns: value = code · 2^(scale − 127).
         scale: &'a [u8],
     },
+    /// `[rows, cols]` bfloat16 as [`bf12`].
+    Bf12 {
+        /// One a row, of [`bf12::record_bytes`].
+        records: &'a [u8],
+        /// The words that the records refer to.
+        side: &'a [u8],
+    },
+    /// `[rows, cols]` quantized as [`int8`]: one record a row, of [`int8::record_bytes`].
+    Int8(&'a [u8]),
 }
 
 /// A weight matrix `[rows, cols]`, used as `y = W x`.

@@ -26,13 +26,13 @@ use self::plan::Basis;
 pub use self::plan::{Plan, RootPlan, TrunkPlan};
 use self::roots::Root;
 use self::source::Shards;
-pub use self::trunk::TrunkFormat;
 use self::work::Group;
 use crate::checkpoint::{ExpertTable, Manifest, shard_digest};
 use crate::error::{Error, Result};
 use crate::interrupt::Interrupt;
 use crate::store::histogram::Histogram;
 use crate::store::packed::{List, Source};
+pub use crate::trunk::TrunkFormat;
 
 /// What is wanted.
 #[derive(Debug, Clone)]
@@ -152,8 +152,8 @@ pub fn pack(
     let mut ledger = begin(&roots, lists, &plan, &source)?;
     let mut packed = Packed { plan, written: 0, bytes: 0, freed_bytes: 0, elapsed: Duration::ZERO };
     if let Some(trunk) = packed.plan.trunk.as_ref().filter(|trunk| !trunk.done) {
-        trunk::write(manifest, &trunk.path, &mut |done, all| progress(Phase::Trunk, done, all), interrupt)?;
-        packed.bytes += trunk.bytes;
+        let progress = &mut |done, all| progress(Phase::Trunk, done, all);
+        packed.bytes += trunk::write(manifest, trunk.format, &trunk.path, progress, interrupt)?;
     }
     let file_bytes = source.layout.file_bytes;
     let copies = |job: &work::Job| job.write.len() + if options.take_experts { job.held.len() } else { 0 };

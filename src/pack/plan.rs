@@ -8,12 +8,12 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::placement::{self, Pool, Problem, Site};
 use super::roots::Root;
-use super::trunk::TrunkFormat;
 use super::{PackOptions, room, trunk};
 use crate::checkpoint::{ExpertTable, Manifest};
 use crate::error::{Error, Result};
 use crate::store::ExpertId;
 use crate::store::packed::{List, Share, Source, expert_path};
+use crate::trunk::TrunkFormat;
 
 /// Where everything goes, and what of it is there already.
 #[derive(Debug)]

@@ -39,6 +39,8 @@ pub struct RunReport {
     pub isa: Option<&'static str>,
     /// Threads in use; null when the model was not yet loaded.
     pub threads: Option<usize>,
+    /// How the trunk's matrices are held: `bf16`, `bf12` or `int8 (quantized)`; null when the model was not yet loaded.
+    pub trunk: Option<&'static str>,
 }
 
 /// Tokens in and out.

@@ -3,7 +3,8 @@
 
 use std::ops::Range;
 
-use crate::checkpoint::{Dtype, Manifest};
+use super::{TrunkFile, TrunkFormat};
+use crate::checkpoint::{Dtype, Manifest, TrunkTensor};
 use crate::error::{Error, Result};
 use crate::store::ALIGN;
 
@@ -33,6 +34,8 @@ pub(super) struct Layout {
 pub(super) struct Place {
     /// As resident: f16 becomes f32.
     pub dtype: Dtype,
+    /// As resident.
+    pub form: TrunkFormat,
     start: usize,
     len: usize,
 }
@@ -64,8 +67,41 @@ pub(super) struct Copy {
     pub to: usize,
     /// Bytes as stored.
     pub len: usize,
+    pub how: How,
+    /// Number of the tensor in the manifest.
+    pub tensor: usize,
+}
+
+/// From bytes as stored to bytes as resident.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum How {
+    Same,
     /// From f16 to f32: twice the bytes.
-    pub widen: bool,
+    Widen,
+    /// Rows of so many bfloat16 to records.
+    Encode(TrunkFormat, usize),
+}
+
+impl How {
+    /// Bytes that are not torn apart, as stored and as resident.
+    pub fn unit(self) -> (usize, usize) {
+        match self {
+            How::Same => (1, 1),
+            How::Widen => (2, 4),
+            How::Encode(format, cols) => (2 * cols, format.record_bytes(cols)),
+        }
+    }
+}
+
+/// A tensor as stored.
+struct Stored<'a> {
+    tensor: &'a TrunkTensor,
+    file: usize,
+    offset: u64,
+    len: usize,
+    /// Already in this form.
+    form: TrunkFormat,
+    how: How,
 }
 
 impl Chunk {
@@ -76,53 +112,80 @@ impl Chunk {
 }
 
 impl Layout {
+    /// From the shards, to be held as `format`; or from a file that has it so.
+    ///
     /// # Errors
     /// Kind `Model` for a tensor whose type, shape and span disagree, which a checked manifest rules out, or that is not
     /// of a float type; `Memory` when no address space could hold the trunk.
-    pub fn new(manifest: &Manifest) -> Result<Self> {
-        let mut order: Vec<usize> = (0..manifest.trunk.len()).collect();
-        order.sort_by_key(|at| (manifest.trunk[*at].span.shard, manifest.trunk[*at].span.offset));
+    pub fn new(manifest: &Manifest, format: TrunkFormat, packed: Option<&TrunkFile>) -> Result<Self> {
+        let stored: Vec<_> =
+            (0..manifest.trunk.len()).map(|at| stored(manifest, at, format, packed)).collect::<Result<_>>()?;
+        let mut order: Vec<usize> = (0..stored.len()).collect();
+        order.sort_by_key(|at| (stored[*at].file, stored[*at].offset));
         let mut layout = Self { places: Vec::new(), chunks: Vec::new(), slab_bytes: 0, stored_bytes: 0 };
-        layout.places.resize(manifest.trunk.len(), Place { dtype: Dtype::F32, start: 0, len: 0 });
+        let nowhere = Place { dtype: Dtype::F32, form: TrunkFormat::Bf16, start: 0, len: 0 };
+        layout.places.resize(stored.len(), nowhere);
         let mut start = 0_usize;
         for at in order {
-            let (stored, place) = place(manifest, at, start)?;
-            let too_much = || Error::memory("the trunk is larger than the address space");
+            let stored = &stored[at];
+            let place = stored.place(start)?;
             let end = start.checked_add(place.len).and_then(|end| end.checked_next_multiple_of(TENSOR_ALIGN));
-            layout.read(manifest, at, stored, place);
+            layout.read(at, stored, place);
             layout.places[at] = place;
-            layout.stored_bytes += stored as u64;
-            start = end.ok_or_else(too_much)?;
+            layout.stored_bytes += stored.len as u64;
+            start = end.ok_or_else(too_large)?;
         }
         layout.slab_bytes = start.max(1).next_multiple_of(ALIGN);
         Ok(layout)
     }
 
-    /// Adds the reads of tensor `at`, in the last chunk as far as it reaches.
-    fn read(&mut self, manifest: &Manifest, at: usize, stored: usize, place: Place) {
-        let span = manifest.trunk[at].span;
-        let file = usize::from(span.shard);
-        let factor = place.len.checked_div(stored).unwrap_or(1);
+    /// Bytes of the tensors that are encoded while loading.
+    pub fn encoded_bytes(&self) -> u64 {
+        let copies = self.chunks.iter().flat_map(|chunk| &chunk.copies);
+        let encoded = copies.filter(|copy| matches!(copy.how, How::Encode(..)));
+        encoded.map(|copy| (copy.len / copy.how.unit().0 * copy.how.unit().1) as u64).sum()
+    }
+
+    /// Adds the reads of tensor number `at`, in the last chunk as far as it reaches.
+    fn read(&mut self, at: usize, stored: &Stored<'_>, place: Place) {
+        let (how, (from_unit, to_unit)) = (stored.how, stored.how.unit());
         let mut done = 0;
-        while done < stored {
-            let offset = span.offset + done as u64;
-            let room = self.chunks.last().map_or(0, |chunk| chunk.room(file, offset));
-            let room = if factor == 2 { room & !1 } else { room };
+        while done < stored.len {
+            let offset = stored.offset + done as u64;
+            let room = self.chunks.last().map_or(0, |chunk| chunk.room(stored.file, offset)) / from_unit * from_unit;
+            let at_slab = place.start + done / from_unit * to_unit;
             if room == 0 {
                 let page = offset / ALIGN as u64 * ALIGN as u64;
-                let start = place.start + done * factor;
-                self.chunks.push(Chunk { file, offset: page, needed: 0, start, copies: Vec::new() });
+                let file = stored.file;
+                self.chunks.push(Chunk { file, offset: page, needed: 0, start: at_slab, copies: Vec::new() });
                 continue;
             }
             if let Some(chunk) = self.chunks.last_mut() {
-                let len = room.min(stored - done);
+                let len = room.min(stored.len - done);
                 let from = (offset - chunk.offset) as usize;
-                let to = place.start + done * factor - chunk.start;
-                chunk.copies.push(Copy { from, to, len, widen: factor == 2 });
+                chunk.copies.push(Copy { from, to: at_slab - chunk.start, len, how, tensor: at });
                 chunk.needed = from + len;
                 done += len;
             }
         }
+    }
+}
+
+fn too_large() -> Error {
+    Error::memory("the trunk is larger than the address space")
+}
+
+impl Stored<'_> {
+    /// Its place, from `start` of the slab.
+    fn place(&self, start: usize) -> Result<Place> {
+        let (from_unit, to_unit) = self.how.unit();
+        let len = (self.len / from_unit.max(1)).checked_mul(to_unit).ok_or_else(too_large)?;
+        let (dtype, form) = match self.how {
+            How::Same => (self.tensor.dtype, self.form),
+            How::Widen => (Dtype::F32, self.form),
+            How::Encode(format, _) => (self.tensor.dtype, format),
+        };
+        Ok(Place { dtype, form, start, len })
     }
 }
 
@@ -135,8 +198,13 @@ impl Chunk {
     }
 }
 
-/// Bytes of tensor `at` as stored, and its place at `start`.
-fn place(manifest: &Manifest, at: usize, start: usize) -> Result<(usize, Place)> {
+/// Where tensor number `at` is stored, and how it becomes resident as `format`.
+fn stored<'a>(
+    manifest: &'a Manifest,
+    at: usize,
+    format: TrunkFormat,
+    packed: Option<&TrunkFile>,
+) -> Result<Stored<'a>> {
     let tensor = &manifest.trunk[at];
     let shard = usize::from(tensor.span.shard);
     let values = tensor.shape.iter().try_fold(1_usize, |values, size| values.checked_mul(*size));
@@ -145,7 +213,7 @@ fn place(manifest: &Manifest, at: usize, start: usize) -> Result<(usize, Place)>
         shard < manifest.shards.len()
             && tensor.span.offset.checked_add(tensor.span.len).is_some_and(|end| end <= *bytes)
     });
-    let stored = match bytes {
+    let len = match bytes {
         Some(bytes) if bytes as u64 == tensor.span.len && inside => bytes,
         _ => {
             return Err(Error::model(format!(
@@ -154,13 +222,23 @@ fn place(manifest: &Manifest, at: usize, start: usize) -> Result<(usize, Place)>
             )));
         }
     };
-    match tensor.dtype {
-        Dtype::Bf16 | Dtype::F32 => Ok((stored, Place { dtype: tensor.dtype, start, len: stored })),
-        Dtype::F16 => {
-            let len =
-                stored.checked_mul(2).ok_or_else(|| Error::memory("the trunk is larger than the address space"))?;
-            Ok((stored, Place { dtype: Dtype::F32, start, len }))
+    let changes = format.changes(&tensor.name, tensor.dtype, &tensor.shape);
+    let how = match (tensor.dtype, changes) {
+        (Dtype::Bf16, Some((_, cols))) => How::Encode(format, cols),
+        (Dtype::Bf16 | Dtype::F32, _) => How::Same,
+        (Dtype::F16, _) => How::Widen,
+        (Dtype::U8, _) => {
+            return Err(Error::model(format!("{}: expected bf16, f16 or f32, found u8", tensor.name)));
         }
-        Dtype::U8 => Err(Error::model(format!("{}: expected bf16, f16 or f32, found u8", tensor.name))),
-    }
+    };
+    let Some(packed) = packed else {
+        return Ok(Stored { tensor, file: shard, offset: tensor.span.offset, len, form: TrunkFormat::Bf16, how });
+    };
+    let entry = &packed.table.tensors[at];
+    let (form, how) = match how {
+        How::Encode(format, _) => (format, How::Same),
+        how => (TrunkFormat::Bf16, how),
+    };
+    let len = usize::try_from(entry.len).map_err(|_| too_large())?;
+    Ok(Stored { tensor, file: 0, offset: entry.offset, len, form, how })
 }

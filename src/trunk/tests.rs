@@ -64,7 +64,7 @@ fn stored(number: usize, len: usize) -> Vec<u8> {
 }
 
 fn load(manifest: &Manifest, direct: bool) -> Trunk {
-    Trunk::load(manifest, direct, &Silent, &Interrupt::new()).unwrap()
+    Trunk::load(manifest, TrunkFormat::Bf16, None, direct, &Silent, &Interrupt::new()).unwrap()
 }
 
 const LAYOUTS: &[&[Stored]] = &[
@@ -91,7 +91,7 @@ fn every_tensor_is_resident_byte_for_byte() {
         let (_dir, manifest) = model(tensors);
         for direct in [true, false] {
             let trunk = load(&manifest, direct);
-            assert_eq!(trunk.resident_bytes(), Trunk::planned_bytes(&manifest));
+            assert_eq!(trunk.resident_bytes(), Trunk::planned_bytes(&manifest, TrunkFormat::Bf16, None));
             assert_eq!(trunk.names().count(), tensors.len());
             for (number, (dtype, shape, ..)) in tensors.iter().enumerate() {
                 let tensor = trunk.get(&format!("tensor.{number}")).unwrap();
@@ -143,7 +143,7 @@ fn values_widen_exactly() {
 fn progress_starts_at_nothing_grows_and_ends_at_all() {
     let (_dir, manifest) = model(LAYOUTS[4]);
     let recorded = Recorded::default();
-    Trunk::load(&manifest, true, &recorded, &Interrupt::new()).unwrap();
+    Trunk::load(&manifest, TrunkFormat::Bf16, None, true, &recorded, &Interrupt::new()).unwrap();
     let calls = recorded.0.into_inner();
     let total = manifest.trunk.iter().map(|tensor| tensor.span.len).sum();
     assert_eq!(calls.first(), Some(&(0, total)));
@@ -161,7 +161,8 @@ fn an_interrupt_ends_the_load() {
     }
     let (_dir, manifest) = model(LAYOUTS[4]);
     let interrupt = Interrupt::new();
-    let error = Trunk::load(&manifest, true, &Raise(interrupt.clone()), &interrupt).unwrap_err();
+    let error =
+        Trunk::load(&manifest, TrunkFormat::Bf16, None, true, &Raise(interrupt.clone()), &interrupt).unwrap_err();
     assert_eq!(error.kind(), Kind::Interrupted(15));
 }
 
@@ -170,13 +171,13 @@ fn a_file_that_was_cut_is_named() {
     let (_dir, manifest) = model(LAYOUTS[4]);
     let file = std::fs::File::options().write(true).open(&manifest.shards[1]).unwrap();
     file.set_len(5_000_000).unwrap();
-    let error = Trunk::load(&manifest, true, &Silent, &Interrupt::new()).unwrap_err();
+    let error = Trunk::load(&manifest, TrunkFormat::Bf16, None, true, &Silent, &Interrupt::new()).unwrap_err();
     assert_eq!(error.kind(), Kind::Io);
     for part in ["two", "offset", "wanted", "got", "end of file"] {
         assert!(error.message().contains(part), "{part}: {error}");
     }
     std::fs::remove_file(&manifest.shards[1]).unwrap();
-    let error = Trunk::load(&manifest, true, &Silent, &Interrupt::new()).unwrap_err();
+    let error = Trunk::load(&manifest, TrunkFormat::Bf16, None, true, &Silent, &Interrupt::new()).unwrap_err();
     assert!(error.kind() == Kind::Model && error.message().contains("two"), "{error}");
 }
 
@@ -192,7 +193,7 @@ fn what_a_checked_manifest_rules_out_is_refused_by_name() {
     for (number, spoil) in bad.iter().enumerate() {
         let (_dir, mut manifest) = model(&[(Dtype::Bf16, &[3, 5], 0, 7)]);
         spoil(&mut manifest.trunk[0]);
-        let error = Trunk::load(&manifest, true, &Silent, &Interrupt::new()).unwrap_err();
+        let error = Trunk::load(&manifest, TrunkFormat::Bf16, None, true, &Silent, &Interrupt::new()).unwrap_err();
         assert!(error.kind() == Kind::Model && error.message().starts_with("tensor.0: "), "{number}: {error}");
     }
 }

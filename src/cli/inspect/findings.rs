@@ -33,6 +33,8 @@ pub(super) struct Findings {
     pub tensors: usize,
     pub ignored_tensors: usize,
     pub trunk_bytes: u64,
+    /// How its matrices would be held.
+    pub trunk: &'static str,
     pub shards: Vec<Shard>,
     pub tokenizer: Option<TokenizerFound>,
     /// Whether there is a file that should be one, usable or not.
@@ -179,6 +181,7 @@ impl Findings {
             tensors: manifest.tensor_count(),
             ignored_tensors: manifest.ignored.len(),
             trunk_bytes: manifest.trunk_bytes(),
+            trunk: options.trunk_format().label(),
             shards: shards(&manifest),
             tokenizer: tokenizer.map(|found| TokenizerFound { file: file_name(found.file()), ids: found.vocab_size() }),
             has_tokenizer_file: has_tokenizer_file(options),

@@ -63,7 +63,7 @@ fn model(table: &mut Table, found: &Findings) {
         table.row("", format!("{}, {} each, {} in all", experts.format, gib(experts.expert_bytes), gib(experts.bytes)));
         table.row("", format!("{} read for a token that finds none in memory", gib(experts.token_bytes)));
     }
-    table.row("trunk", gib(found.trunk_bytes));
+    table.row("trunk", format!("{} in the shards, held as {}", gib(found.trunk_bytes), found.trunk));
     table.row("tensors", format!("{}, {} more left alone", grouped(found.tensors as u64), found.ignored_tensors));
 }
 

@@ -6,6 +6,7 @@ use safetensors::SafeTensors;
 
 use super::*;
 use crate::interrupt::Interrupt;
+use crate::kernels::{bf12 as bf12_codec, int8 as int8_codec};
 
 const CODES: [f64; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
@@ -14,6 +15,8 @@ enum Kind {
     Bf16,
     F32,
     Mxfp4,
+    Bf12,
+    Int8,
 }
 
 /// A random matrix: its bytes (behind a byte that makes their alignment odd), and its values.
@@ -22,6 +25,7 @@ struct Stored {
     rows: usize,
     cols: usize,
     bytes: Vec<u8>,
+    /// Of bf12: the words on the side.
     scale: Vec<u8>,
     values: Vec<f32>,
 }
@@ -76,6 +80,34 @@ impl Stored {
                     }
                 }
             }
+            Kind::Bf12 | Kind::Int8 => {
+                scale.clear();
+                for row in 0..rows {
+                    // Rows without exceptions, with some, and with too many.
+                    let rare = [u32::MAX, 20, 3][row % 3];
+                    let values_of: Vec<u8> = (0..cols)
+                        .flat_map(|_| {
+                            let up = if random.next().is_multiple_of(rare) { 30 } else { 0 };
+                            let value = random.float().abs().max(1e-3) * 2f32.powi(-up) * random.float().signum();
+                            ((value.to_bits() >> 16) as u16).to_le_bytes()
+                        })
+                        .collect();
+                    if matches!(kind, Kind::Bf12) {
+                        let mut record = vec![0; bf12_codec::record_bytes(cols)];
+                        bf12_codec::encode(&values_of, &mut record, &mut scale);
+                        bytes.extend(record);
+                        let bits = values_of.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b));
+                        values.extend(bits.map(|bits| f32::from_bits(u32::from(bits) << 16)));
+                    } else {
+                        let (mut record, mut back) = (vec![0; int8_codec::record_bytes(cols)], vec![0.0; cols]);
+                        int8_codec::encode(&values_of, &mut record).unwrap();
+                        int8_codec::decode(&record, &mut back);
+                        bytes.extend(record);
+                        values.extend(back);
+                    }
+                }
+                scale.insert(0, 0xff);
+            }
         }
         Self { kind, rows, cols, bytes, scale, values }
     }
@@ -86,6 +118,8 @@ impl Stored {
             Kind::Bf16 => Weights::Bf16(bytes),
             Kind::F32 => Weights::F32(bytes),
             Kind::Mxfp4 => Weights::Mxfp4 { packed: bytes, scale },
+            Kind::Bf12 => Weights::Bf12 { records: bytes, side: scale },
+            Kind::Int8 => Weights::Int8(bytes),
         };
         Matrix { rows: self.rows, cols: self.cols, weights }
     }
@@ -150,7 +184,8 @@ fn any_shape_gives_the_canonical_bits_on_every_instruction_set() {
     let machines = machines(&[1]);
     let odd = [(1, 1), (1, 15), (2, 16), (3, 17), (4, 31), (5, 33), (7, 48), (17, 100), (33, 515), (9, 1040)];
     let grouped = [(1, 32), (3, 96), (4, 64), (17, 160), (34, 544), (6, 1056)];
-    let cases = odd.into_iter().flat_map(|shape| [(Kind::Bf16, shape), (Kind::F32, shape)]);
+    let cases =
+        odd.into_iter().flat_map(|shape| [Kind::Bf16, Kind::F32, Kind::Bf12, Kind::Int8].map(|kind| (kind, shape)));
     for (kind, (rows, cols)) in cases.chain(grouped.map(|shape| (Kind::Mxfp4, shape))) {
         let w = Stored::random(kind, rows, cols, 7);
         for t in ROWS_OF_X {
@@ -201,6 +236,11 @@ fn any_number_of_threads_gives_the_same_bits() {
         (Kind::Bf16, 131, 520, 13),
         (Kind::Mxfp4, 259, 1056, 1),
         (Kind::Mxfp4, 70, 96, 200),
+        (Kind::Bf12, 301, 1030, 1),
+        (Kind::Bf12, 131, 1527, 13),
+        (Kind::Bf12, 50, 1050, 200),
+        (Kind::Int8, 301, 1030, 1),
+        (Kind::Int8, 50, 1050, 200),
     ] {
         let w = Stored::random(kind, rows, cols, 3);
         let x = Random(5).floats(t * cols);
@@ -231,12 +271,39 @@ fn infinities_nans_and_subnormals_stay_in_their_rows() {
 }
 
 #[test]
+fn every_bfloat16_comes_out_of_bf12_as_it_went_in() {
+    // Shuffled, so that rows have exponents of all sizes; and among like ones, so that it is an exception.
+    let scattered = (0..=u16::MAX).map(|i| i.wrapping_mul(40_503));
+    let alone = (0..=u16::MAX).flat_map(|i| (0..32).map(move |c| if c == i % 32 { i } else { 0xbc12 }));
+    let (scattered, alone): (Vec<_>, Vec<_>) = (scattered.collect(), alone.collect());
+    for (cols, values) in [(64, &scattered), (4096, &scattered), (32, &alone), (256, &alone)] {
+        let (mut records, mut side) = (Vec::new(), Vec::new());
+        for row in values.chunks(cols) {
+            let bytes: Vec<u8> = row.iter().flat_map(|bits| bits.to_le_bytes()).collect();
+            let mut record = vec![0; bf12_codec::record_bytes(cols)];
+            bf12_codec::encode(&bytes, &mut record, &mut side);
+            records.extend(record);
+        }
+        let rows = values.len() / cols;
+        let w = Matrix { rows, cols, weights: Weights::Bf12 { records: &records, side: &side } };
+        let ids: Vec<_> = (0..rows as u32).collect();
+        for compute in &machines(&[1]) {
+            let got = run(values.len(), |out| compute.gather(w, &ids, out));
+            let wrong = got.iter().zip(values).position(|(got, bits)| got.to_bits() != u32::from(*bits) << 16);
+            assert_eq!(wrong.map(|at| values[at]), None, "{}, {cols} columns", compute.isa_name());
+        }
+    }
+}
+
+#[test]
 fn several_matrices_at_once_give_the_bits_of_each_alone() {
     let w = [
         Stored::random(Kind::Bf16, 200, 96, 1),
         Stored::random(Kind::Mxfp4, 3, 96, 2),
         Stored::random(Kind::F32, 77, 96, 3),
         Stored::random(Kind::Bf16, 1, 96, 4),
+        Stored::random(Kind::Bf12, 31, 96, 5),
+        Stored::random(Kind::Int8, 6, 96, 6),
     ];
     for compute in &machines(&[1, 3]) {
         for t in [1, 3, 40] {
@@ -253,9 +320,13 @@ fn several_matrices_at_once_give_the_bits_of_each_alone() {
 
 #[test]
 fn heads_take_their_own_rows_and_activations() {
-    for (kind, heads, head_rows, first_row, depth, cols) in
-        [(Kind::Bf16, 3, 11, 4, 7, 41), (Kind::F32, 1, 5, 0, 5, 16), (Kind::Mxfp4, 6, 40, 12, 28, 96)]
-    {
+    for (kind, heads, head_rows, first_row, depth, cols) in [
+        (Kind::Bf16, 3, 11, 4, 7, 41),
+        (Kind::F32, 1, 5, 0, 5, 16),
+        (Kind::Mxfp4, 6, 40, 12, 28, 96),
+        (Kind::Bf12, 3, 11, 4, 7, 45),
+        (Kind::Int8, 2, 12, 3, 9, 70),
+    ] {
         let w = Stored::random(kind, heads * head_rows, cols, 9);
         for t in ROWS_OF_X {
             let x = Random(t as u64).floats(t * heads * cols);
@@ -282,6 +353,8 @@ fn transposed_heads_sum_over_rows_in_ascending_order() {
         (Kind::Bf16, 1, 3, 1, 2, 5, 3),
         (Kind::Bf16, 4, 64, 0, 48, 208, 50),
         (Kind::Mxfp4, 5, 40, 8, 32, 96, 33),
+        (Kind::Bf12, 4, 64, 0, 48, 211, 50),
+        (Kind::Int8, 4, 12, 2, 7, 211, 50),
     ] {
         let w = Stored::random(kind, heads * head_rows, cols, 4);
         for t in ROWS_OF_X {
@@ -307,7 +380,7 @@ fn transposed_heads_sum_over_rows_in_ascending_order() {
 
 #[test]
 fn gather_widens_the_rows_asked_for() {
-    for (kind, cols) in [(Kind::Bf16, 37), (Kind::F32, 5), (Kind::Mxfp4, 64)] {
+    for (kind, cols) in [(Kind::Bf16, 37), (Kind::F32, 5), (Kind::Mxfp4, 64), (Kind::Bf12, 117), (Kind::Int8, 77)] {
         let w = Stored::random(kind, 12, cols, 6);
         let ids = [3, 0, 11, 3];
         let wanted: Vec<_> = ids.iter().flat_map(|id| w.row(*id as usize)).copied().collect();
