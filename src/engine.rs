@@ -33,6 +33,8 @@ pub struct EngineOptions {
     pub isa: Option<Isa>,
     /// `--step`: most rows of one step; `None`: chosen by the plan.
     pub step: Option<usize>,
+    /// Tokens of the longest prompt, where that is known: no step has more rows.
+    pub prompt: Option<usize>,
     /// Tokens of context to make room for (prompt and answer).
     pub context: usize,
     /// Read past the page cache.
@@ -60,6 +62,7 @@ impl EngineOptions {
             threads: None,
             isa: None,
             step: None,
+            prompt: None,
             context,
             direct: true,
             experts: Vec::new(),
@@ -105,11 +108,11 @@ impl Progress for () {
     fn notice(&self, _text: &str) {}
 }
 
-/// Rows of a step when `--step` does not say: enough that a prompt reads each expert a few times at most, few enough that
-/// the buffers stay small beside the experts' slots.
-const STEP_ROWS: usize = 512;
-/// The step is halved until its buffers take no more than this part of the limit.
-const STEP_SHARE: u64 = 16;
+/// Rows of a step when `--step` does not say. A step reads every expert that any of its rows needs, which soon are all, so
+/// the whole prompt in one step is best; beyond some thousand rows reading takes less time than computing.
+const STEP_ROWS: usize = 4096;
+/// The step is halved until its buffers take no more than this part of what the experts' slots could have.
+const STEP_SHARE: u64 = 4;
 /// Bytes that are not counted part by part: code, tables, output buffers, what the allocator keeps of the parsing.
 const FIXED_BYTES: u64 = 16 << 20;
 /// Stack and allocator of a thread that computes.
@@ -406,7 +409,8 @@ fn make_plan_with(
             options.context, config.max_position_embeddings
         )));
     }
-    let mut rows = options.step.unwrap_or(STEP_ROWS).min(options.context);
+    let most = options.prompt.map_or(options.context, |prompt| prompt.clamp(1, options.context));
+    let mut rows = options.step.unwrap_or(STEP_ROWS).min(most);
     let try_rows = |rows: usize| {
         let needs = needs(config, manifest, slot, trunk, options, rows);
         fit(&needs).map(|plan| (needs, plan))
@@ -414,7 +418,7 @@ fn make_plan_with(
     loop {
         let planned = try_rows(rows);
         let halve = match &planned {
-            Ok((needs, plan)) => needs.activations > plan.limit / STEP_SHARE,
+            Ok((needs, plan)) => needs.activations > plan.slots_and_activations_max() / STEP_SHARE,
             Err(_) => true,
         };
         if options.step.is_none() && halve && rows > 1 {
@@ -442,7 +446,7 @@ fn needs(
         trunk,
         states: Sequence::state_bytes(config),
         latent_cache: Sequence::latent_cache_bytes(config, options.context),
-        activations: Scratch::planned_bytes(config, rows) + logits,
+        activations: Scratch::planned_bytes(config, rows) + logits + Compute::packed_bytes(rows, widest(config)),
         slot,
         slots_min: top_k,
         slots_max: all,
@@ -456,6 +460,16 @@ fn needs(
     // The buffers of loading are gone when what follows the trunk is first written.
     let later = needs.states + needs.latent_cache + needs.activations + needs.slots_min.saturating_mul(needs.slot);
     Needs { fixed: needs.fixed + Trunk::LOAD_BYTES_MAX.min(needs.trunk).saturating_sub(later), ..needs }
+}
+
+/// Most columns that a product takes at once: of a matrix, or of all heads where each has activations of its own.
+fn widest(config: &ModelConfig) -> usize {
+    let (mla, kda) = (&config.mla, &config.kda);
+    let inner = config.moe.as_ref().map_or(0, |moe| moe.num_shared_experts.max(1) * moe.moe_intermediate_size);
+    let attended = mla.num_heads * mla.kv_lora_rank.max(mla.v_head_dim);
+    [config.hidden_size, config.intermediate_size, inner, attended, kda.num_heads * kda.head_dim]
+        .into_iter()
+        .fold(0, usize::max)
 }
 
 /// Tables of the tokenizer that the directory has, whether this run needs it or not.

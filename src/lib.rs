@@ -14,6 +14,7 @@ pub mod generate;
 pub mod interrupt;
 pub mod kernels;
 pub mod learned;
+mod memory;
 pub mod model;
 pub mod pack;
 pub mod plan;

@@ -168,6 +168,7 @@ fn engine_options(options: &Options, config: &ModelConfig) -> Result<EngineOptio
     }
     let mut engine = options.engine.clone();
     engine.context = context;
+    engine.prompt = options.tests.iter().copied().map(Test::prompt).max().map(|prompt| prompt.max(depth));
     engine.threads = options.threads.first().copied().or(engine.threads);
     engine.step = options.steps.iter().copied().max().or(engine.step);
     // A measurement must neither profit from the one before nor help the one after.

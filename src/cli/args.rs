@@ -125,8 +125,9 @@ impl From<TrunkArg> for TrunkFormat {
 }
 
 impl EngineArgs {
-    /// The engine's options for the model in `model`, with room for `context` tokens.
-    pub fn options(&self, model: PathBuf, context: usize) -> EngineOptions {
+    /// The engine's options for the model in `model`, with room for `context` tokens; `prompt`: tokens of the prompt, where
+    /// known.
+    pub fn options(&self, model: PathBuf, context: usize, prompt: Option<usize>) -> EngineOptions {
         EngineOptions {
             model,
             memory: self.memory,
@@ -134,6 +135,7 @@ impl EngineArgs {
             threads: self.threads,
             isa: self.isa,
             step: self.step,
+            prompt,
             context,
             direct: !self.no_direct,
             experts: self.experts.clone(),

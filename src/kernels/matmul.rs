@@ -209,6 +209,14 @@ impl Compute {
         }
     }
 
+    /// Most bytes that products of `t` activation rows keep for packing them, where the rows that are packed at once have
+    /// at most `width` columns in all.
+    pub(crate) fn packed_bytes(t: usize, width: usize) -> u64 {
+        let width = width.next_multiple_of(LANES);
+        let together = (PACKED_MAX / width.max(1)).max(T_MAX).min(t.next_multiple_of(T_MAX));
+        (together * width * size_of::<f32>()) as u64
+    }
+
     /// Computes the jobs, all of which have as many activation rows.
     fn run_jobs(&self, jobs: &[Job<'_>]) {
         let t = jobs.first().map_or(0, |job| job.t);

@@ -2,23 +2,24 @@
 
 use super::{kda, mla, mlp, moe};
 use crate::config::{FeedForwardKind, ModelConfig};
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::memory::Floats;
 
 /// Buffers for steps of up to `rows_max` rows.
 pub struct Scratch {
     rows_max: usize,
     /// Running sum `[rows, hidden_size]`.
-    pub(super) sum: Vec<f32>,
+    pub(super) sum: Floats,
     /// Completed AttnRes blocks `[blocks, rows, hidden_size]`.
-    pub(super) blocks: Vec<f32>,
+    pub(super) blocks: Floats,
     /// Mixed rows `[rows, hidden_size]`; after a step: the normed rows that `lm_head` reads.
-    pub(super) mixed: Vec<f32>,
+    pub(super) mixed: Floats,
     /// Normed rows `[rows, hidden_size]`.
-    pub(super) normed: Vec<f32>,
+    pub(super) normed: Floats,
     /// What a half-layer adds `[rows, hidden_size]`.
-    pub(super) delta: Vec<f32>,
+    pub(super) delta: Floats,
     /// Working room of whichever block runs; each block states its need.
-    pub(super) work: Vec<f32>,
+    pub(super) work: Floats,
 }
 
 impl Scratch {
@@ -28,6 +29,7 @@ impl Scratch {
     /// Kind `Memory` when they cannot be allocated.
     pub fn new(config: &ModelConfig, rows_max: usize) -> Result<Self> {
         let rows = rows_max * config.hidden_size;
+        let zeroed = |n| Floats::zeroed(n, "the buffers of a step");
         Ok(Self {
             rows_max,
             sum: zeroed(rows)?,
@@ -74,19 +76,6 @@ fn work_floats(config: &ModelConfig, rows: usize) -> usize {
     .into_iter()
     .max()
     .unwrap_or(0)
-}
-
-/// `n` zero floats; the system commits the pages when they are first written.
-pub(super) fn zeroed(n: usize) -> Result<Vec<f32>> {
-    let mut room = Vec::<f32>::new();
-    room.try_reserve_exact(n).map_err(|_| {
-        Error::memory(format!("cannot allocate {} bytes of working memory", n * size_of::<f32>()))
-            .hint("a smaller --step or --context needs less")
-    })?;
-    // `vec![0.0; n]` asks for zeroed pages, which cost nothing until they are used; the reservation above proved that
-    // the size is to be had.
-    drop(room);
-    Ok(vec![0.0; n])
 }
 
 /// Cuts a working buffer into pieces, front to back.

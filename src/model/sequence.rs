@@ -2,9 +2,9 @@
 //! only when they are committed.
 
 use super::Machine;
-use super::scratch::zeroed;
 use crate::config::{AttentionKind, ModelConfig};
 use crate::error::{Error, Result};
+use crate::memory::Floats;
 
 /// The state of one sequence.
 pub struct Sequence {
@@ -27,7 +27,7 @@ pub(super) enum LayerState {
 /// State of a KDA layer.
 pub(super) struct KdaState {
     /// `[heads, d_k, d_v]`.
-    pub(super) state: Vec<f32>,
+    pub(super) state: Floats,
     /// The last `taps − 1` inputs of the q, k and v convolutions, oldest first: `[3][taps − 1, channels]`.
     pub(super) conv: [Vec<f32>; 3],
     /// What the rows of an uncommitted step need to be applied.
@@ -52,7 +52,7 @@ pub(super) struct KdaPending {
 /// State of an MLA layer.
 pub(super) struct MlaState {
     /// `[context, kv_lora_rank + qk_rope_head_dim]`; the first `len` rows are committed.
-    pub(super) cache: Vec<f32>,
+    pub(super) cache: Floats,
 }
 
 /// A place in a sequence to come back to: its length, and a copy of what later rows overwrite.
@@ -72,11 +72,14 @@ impl Sequence {
         let layers = config.layers.iter().map(|layer| {
             Ok(match layer.attention {
                 AttentionKind::Kda => LayerState::Kda(KdaState {
-                    state: zeroed(kda_state_floats(config))?,
-                    conv: [zeroed(conv_floats(config))?, zeroed(conv_floats(config))?, zeroed(conv_floats(config))?],
+                    state: Floats::zeroed(kda_state_floats(config), "the state of a sequence")?,
+                    conv: std::array::from_fn(|_| vec![0.0; conv_floats(config)]),
                     pending: KdaPending::default(),
                 }),
-                AttentionKind::Mla => LayerState::Mla(MlaState { cache: zeroed(context * latent_width(config))? }),
+                AttentionKind::Mla => {
+                    let cache = Floats::zeroed(context.saturating_mul(latent_width(config)), "the latent cache")?;
+                    LayerState::Mla(MlaState { cache })
+                }
             })
         });
         Ok(Self { layers: layers.collect::<Result<_>>()?, len: 0, context, pending: 0, torn: false })
@@ -188,7 +191,7 @@ impl Sequence {
     pub fn mark(&self) -> Result<Mark> {
         self.check_room(0)?;
         let states = self.layers.iter().filter_map(|layer| match layer {
-            LayerState::Kda(kda) => Some((kda.state.clone(), kda.conv.clone())),
+            LayerState::Kda(kda) => Some((kda.state.to_vec(), kda.conv.clone())),
             LayerState::Mla(_) => None,
         });
         Ok(Mark { len: self.len, kda: states.collect() })

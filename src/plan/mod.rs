@@ -62,6 +62,14 @@ pub struct Plan {
     pub caution: Option<String>,
 }
 
+impl Plan {
+    /// Bytes that the limit leaves for the expert slots and the buffers of a step.
+    pub(crate) fn slots_and_activations_max(&self) -> u64 {
+        let rest = [self.trunk, self.states, self.latent_cache, self.fixed].into_iter().fold(0, u64::saturating_add);
+        self.limit.saturating_sub(rest)
+    }
+}
+
 /// Fits the expert slots into what is left of the limit.
 ///
 /// `memory` and `expert_memory` are the flags; without `memory` the limit is what is free less a reserve, and never more

@@ -10,9 +10,9 @@ use xxhash_rust::xxh3::Xxh3;
 use super::ExpertId;
 use super::files::Names;
 use super::packed::PackedRoot;
-use super::slab::ALIGN;
 use crate::checkpoint::{ExpertFormat, ExpertTable, MOVED, Manifest};
 use crate::error::{Error, Result};
+use crate::memory::ALIGN;
 
 /// Parts of an expert at most ([`ExpertFormat::parts`]).
 const PARTS_MAX: usize = 6;

@@ -18,7 +18,6 @@ mod request;
 mod schedule;
 mod sealed;
 pub mod simulate;
-mod slab;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -37,6 +36,7 @@ use self::slots::{Fill, Reading, SlotState, Slots};
 use crate::checkpoint::Manifest;
 use crate::error::{Error, Result};
 use crate::interrupt::Interrupt;
+pub(crate) use crate::memory::{ALIGN, Region};
 
 pub(crate) use self::catalog::{Catalog, Piece, Replica};
 pub(crate) use self::check::reserved_scale;
@@ -45,7 +45,6 @@ pub(crate) use self::reader::{Disk, ReadError, System, Tally};
 pub use self::request::{Expert, Request};
 pub(crate) use self::schedule::DRIVES_MAX;
 pub(crate) use self::sealed::checksum;
-pub(crate) use self::slab::{ALIGN, Region};
 pub(crate) use self::volume::Volumes;
 
 /// How long the end waits for reads in flight; one that takes longer is left behind.

@@ -8,8 +8,8 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::slab::ALIGN;
 use crate::error::{Error, Kind};
+use crate::memory::ALIGN;
 
 /// Bytes of one call at most: macOS refuses 2 GiB and more, Linux stops at 0x7ffff000.
 const CALL_BYTES_MAX: usize = 1 << 30;

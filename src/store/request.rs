@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use super::cache::{Hold, Kept, Reserved, View};
 use super::catalog::{Index, Replica};
-use super::slab::Region;
 use super::slots::{Fill, SlotState};
 use super::{ExpertId, ExpertStore};
 use crate::error::{Error, Result};
+use crate::memory::Region;
 
 /// How long a wait lasts before the interrupt is looked at again.
 pub(super) const PATIENCE: Duration = Duration::from_millis(50);

@@ -13,10 +13,10 @@ use super::drive::Queue;
 use super::files::Files;
 use super::lookahead::Ahead;
 use super::schedule::SITES_MAX;
-use super::slab::Region;
 use super::{ExpertId, schedule};
 use crate::checkpoint::ExpertFormat;
 use crate::error::{Error, Kind, Result};
+use crate::memory::Region;
 
 /// Catalog and slots, shared by requests and readers.
 pub(crate) struct Slots {

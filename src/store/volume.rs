@@ -10,8 +10,8 @@ use rustc_hash::FxHashMap;
 
 use super::files::Files;
 use super::reader::{self, Cause, ReadError, Stop, Tally, continue_read, is_refusal, whole_pages};
-use super::slab::{ALIGN, Region};
 use crate::error::{Error, Kind, Result};
+use crate::memory::{ALIGN, Region};
 
 /// A device and the files on it.
 pub(crate) struct Volume {

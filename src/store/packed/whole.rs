@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use super::super::reader::{Cause, Disk, ReadError, Stop, System, Tally, continue_read, is_refusal};
-use super::super::slab::ALIGN;
+use crate::memory::ALIGN;
 
 /// Fills `bytes` (whole pages of aligned memory) with the file at `path`, which must have exactly so many; past the page
 /// cache unless that is refused or not asked for.
@@ -47,8 +47,8 @@ pub(crate) fn read_whole(path: &Path, bytes: &mut [u8], direct: bool) -> Result<
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::slab::Region;
     use super::*;
+    use crate::memory::Region;
 
     #[test]
     fn only_a_file_of_the_exact_length_is_whole() {

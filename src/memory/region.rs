@@ -1,6 +1,6 @@
-//! Memory that drives write to: one lazily committed mapping, cut into regions that have one owner each.
+//! [`Region`], memory that drives write to: one lazily committed mapping, cut into regions that have one owner each.
 //!
-//! A [`Region`] owns its bytes as a `Box<[u8]>` would, and can be split and joined. Whoever holds it may write it, so a
+//! It owns its bytes as a `Box<[u8]>` would, and can be split and joined. Whoever holds it may write it, so a
 //! slot that is being filled is out of everybody's reach but the readers' that hold its pieces, and a read that never
 //! returns keeps its piece (and the mapping beneath it) alive however long it takes.
 
@@ -95,7 +95,7 @@ impl Region {
     pub(crate) fn allocate(len: usize, purpose: &str) -> Result<Self> {
         let failed = |cause: io::Error| {
             Error::memory(format!("cannot allocate {len} bytes for {purpose}: {cause}"))
-                .hint("give less memory (--memory, --expert-memory), or free some")
+                .hint("give less memory (--memory, --expert-memory), a smaller --step or --context, or free some")
         };
         let rounded = len
             .max(1)
@@ -115,6 +115,22 @@ impl Region {
         self.start += at;
         self.len -= at;
         front
+    }
+
+    /// The bytes as floats; those of a last, broken one are left out.
+    pub(super) fn floats(&self) -> &[f32] {
+        // SAFETY: every pattern of bits is an f32.
+        let (before, floats, _) = unsafe { self.align_to::<f32>() };
+        debug_assert!(before.is_empty(), "a region begins on a page");
+        floats
+    }
+
+    /// As [`Region::floats`].
+    pub(super) fn floats_mut(&mut self) -> &mut [f32] {
+        // SAFETY: every pattern of bits is an f32, and the bytes of every f32 may be read as bytes.
+        let (before, floats, _) = unsafe { self.align_to_mut::<f32>() };
+        debug_assert!(before.is_empty(), "a region begins on a page");
+        floats
     }
 
     /// Appends the region that follows this one in memory.

@@ -1,0 +1,36 @@
+//! What the plan decides where no flag does.
+
+use std::path::Path;
+
+use deltafin::engine::{Engine, EngineOptions, Survey};
+
+fn survey(change: impl FnOnce(&mut EngineOptions)) -> Survey {
+    let mut options = EngineOptions::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/demo-model"), 1000);
+    change(&mut options);
+    Engine::survey(&options).expect("a plan")
+}
+
+#[test]
+fn a_step_takes_the_whole_prompt_and_no_more() {
+    assert_eq!(survey(|_| {}).step_rows, 1000, "as many as there is context");
+    assert_eq!(survey(|options| options.prompt = Some(700)).step_rows, 700);
+    assert_eq!(survey(|options| options.prompt = Some(0)).step_rows, 1);
+    assert_eq!(survey(|options| options.prompt = Some(1020)).step_rows, 1000);
+    let asked = survey(|options| (options.prompt, options.step) = (Some(700), Some(64)));
+    assert_eq!(asked.step_rows, 64);
+}
+
+#[test]
+fn a_step_leaves_most_of_little_memory_to_the_experts() {
+    let ample = survey(|_| {});
+    let rest = ample.plan.total - ample.plan.experts - ample.plan.activations;
+    // What the largest step's buffers take, once for them and the experts together.
+    let limit = rest + ample.plan.activations;
+    let little = survey(|options| options.memory = Some(limit));
+    assert!(little.step_rows < ample.step_rows, "{} rows", little.step_rows);
+    assert!(little.plan.activations <= (limit - rest) / 4, "{:?}", little.plan);
+    assert!(little.plan.total <= limit, "{:?}", little.plan);
+    // A step that is asked for is not changed.
+    let asked = survey(|options| (options.memory, options.step) = (Some(2 * limit), Some(1000)));
+    assert_eq!(asked.step_rows, 1000);
+}
