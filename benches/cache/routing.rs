@@ -99,8 +99,8 @@ struct Recorder {
 }
 
 impl Observer for Recorder {
-    fn guess(&mut self, _layer: usize, experts: &[u16]) {
-        self.guess = experts.to_vec();
+    fn guess(&mut self, _layer: usize, experts: &[u16], likely: usize) {
+        self.guess = experts[..likely].to_vec();
     }
 
     fn routes(&mut self, layer: usize, routes: &Routes) {

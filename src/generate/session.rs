@@ -178,8 +178,8 @@ impl Observer for Watch<'_> {
         self.progress.prefill(self.done, self.total, layer + 1, layers, self.engine.expert_bytes_read());
     }
 
-    fn guess(&mut self, layer: usize, experts: &[u16]) {
-        self.inner.guess(layer, experts);
+    fn guess(&mut self, layer: usize, experts: &[u16], likely: usize) {
+        self.inner.guess(layer, experts, likely);
     }
 
     fn routes(&mut self, layer: usize, routes: &crate::model::Routes) {

@@ -2,10 +2,12 @@
 //! changes when bytes are read, never a token.
 //!
 //! The next layer's router is applied to the state at hand: the running sum after this layer's attention and shared
-//! experts. What is missing (this layer's routed experts, the next layer's attention) moves the choice little: of the
-//! experts that the demo model guesses for a token 77 % are then asked for, of the likelier half 93 %. A token alone has
-//! that half read, likeliest first, since a wrong read costs as much as a right one saves. A prompt's many rows must read
-//! nothing in vain, so there an expert needs the votes of several rows, as many as were never wrong in measurements.
+//! experts. What is missing (this layer's routed experts or dense half, the next layer's attention) moves the choice
+//! little: of the experts that the demo model guesses for a token 77 % are then asked for, of the likelier half 92 %. A
+//! token alone guesses as many as it will ask for, likeliest first, and tells the store which are the likelier half: a
+//! wrong read costs as much as a right one saves, so the store reads the others only where they prove good. A prompt's
+//! many rows must read nothing in vain, so there an expert needs the votes of several rows, as many as were never wrong in
+//! measurements.
 
 use super::attn_res::Residual;
 use super::moe;
@@ -15,7 +17,7 @@ use super::step::Segment;
 use super::{Layer, Machine, Observer};
 use crate::config::{ModelConfig, MoeConfig};
 
-/// Votes of a row for an expert in the likelier half of its guess; the other half has one.
+/// Votes of a row of a prompt for an expert in the likelier half of its guess; the other half has one.
 const LIKELY_VOTES: u16 = 2;
 /// Votes that an expert needs where rows of a prompt are certain to come. With 9, one of 4,000 was wrong.
 const PROMPT_VOTES_MIN: u16 = 12;
@@ -26,7 +28,8 @@ pub(super) struct Next<'a> {
     layer: &'a Layer,
     weights: &'a moe::Weights,
     residual: &'a Residual<'a>,
-    votes_min: u16,
+    /// Whether rows are certain to come, and many.
+    is_prompt: bool,
 }
 
 impl<'a> Next<'a> {
@@ -41,16 +44,10 @@ impl<'a> Next<'a> {
         let index = index + 1;
         let layer = layers.get(index)?;
         let super::FeedForward::Moe(weights) = &layer.feed_forward else { return None };
-        let is_prompt = |segment: &Segment<'_>| !segment.tentative && segment.tokens.len() > 1;
-        let votes_min = if segments.iter().any(is_prompt) { PROMPT_VOTES_MIN } else { LIKELY_VOTES };
+        let is_prompt = segments.iter().any(|segment| !segment.tentative && segment.tokens.len() > 1);
         let rows: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
-        (rows * usize::from(LIKELY_VOTES) >= usize::from(votes_min)).then_some(Self {
-            index,
-            layer,
-            weights,
-            residual,
-            votes_min,
-        })
+        let enough = !is_prompt || rows * usize::from(LIKELY_VOTES) >= usize::from(PROMPT_VOTES_MIN);
+        enough.then_some(Self { index, layer, weights, residual, is_prompt })
     }
 }
 
@@ -90,20 +87,42 @@ pub(super) fn tell(
         return;
     }
     let bias = &next.weights.e_score_correction_bias;
-    let Some(experts) = guess(moe, logits, scores, bias, next.votes_min) else { return };
+    let Some((experts, likely)) = guess(moe, logits, scores, bias, next.is_prompt) else { return };
     if !experts.is_empty() {
-        observer.guess(next.index, &experts);
-        store.lookahead(next.index as u16, &experts);
+        observer.guess(next.index, &experts, likely);
+        store.lookahead(next.index as u16, &experts, likely);
     }
 }
 
-/// The experts with `votes_min` votes or more. Of a prompt ascending, which is the order they will be asked for in, else
-/// likeliest first. `scores` are left with the bias added; `None` when any is not finite.
-fn guess(moe: &MoeConfig, logits: &[f32], scores: &mut [f32], bias: &[f32], votes_min: u16) -> Option<Vec<u16>> {
+/// As [`tell`], of a layer that has no experts.
+pub(super) fn tell_from_dense(
+    machine: Machine<'_>,
+    config: &ModelConfig,
+    next: &Next<'_>,
+    mut work: Carver<'_>,
+    observer: &mut dyn Observer,
+) {
+    let Some(moe) = &config.moe else { return };
+    let floats = next.residual.sum.len() / config.hidden_size * moe.num_experts;
+    let (logits, scores) = (work.take(floats), work.take(floats));
+    tell(machine, config, next, None, logits, scores, work, observer);
+}
+
+/// The experts to guess, and how many of them, from the first, are the likelier half of some row's. Of a prompt those with
+/// [`PROMPT_VOTES_MIN`] votes, ascending, which is the order they will be asked for in, else all, likeliest first. `scores`
+/// are left with the bias added; `None` when any is not finite.
+fn guess(
+    moe: &MoeConfig,
+    logits: &[f32],
+    scores: &mut [f32],
+    bias: &[f32],
+    is_prompt: bool,
+) -> Option<(Vec<u16>, usize)> {
     let experts = moe.num_experts;
-    let likely = moe.num_experts_per_token.div_ceil(2);
+    let half = moe.num_experts_per_token.div_ceil(2);
     let mut votes = vec![0_u16; experts];
-    let mut highest = vec![f32::NEG_INFINITY; experts];
+    // The best place and score that an expert has in any row.
+    let mut best = vec![(true, f32::NEG_INFINITY); experts];
     let mut chosen = Vec::with_capacity(experts);
     for (logits, choice) in logits.chunks_exact(experts).zip(scores.chunks_exact_mut(experts)) {
         choice.iter_mut().zip(bias).for_each(|(choice, bias)| *choice += bias);
@@ -111,21 +130,25 @@ fn guess(moe: &MoeConfig, logits: &[f32], scores: &mut [f32], bias: &[f32], vote
             return None;
         }
         router::best(moe, choice, &mut chosen);
-        if likely < chosen.len() {
-            chosen.select_nth_unstable_by(likely - 1, router::best_first(choice));
+        if half < chosen.len() {
+            chosen.select_nth_unstable_by(half - 1, router::best_first(choice));
         }
         for (rank, &id) in chosen.iter().enumerate() {
             let id = usize::from(id);
-            let vote = if rank < likely { LIKELY_VOTES } else { 1 };
-            votes[id] = votes[id].saturating_add(vote);
-            highest[id] = highest[id].max(choice[id]);
+            votes[id] = votes[id].saturating_add(if rank < half { LIKELY_VOTES } else { 1 });
+            best[id] = (best[id].0 && rank >= half, best[id].1.max(choice[id]));
         }
     }
+    let votes_min = if is_prompt { PROMPT_VOTES_MIN } else { 1 };
     let mut guess: Vec<u16> = (0..experts as u16).filter(|id| votes[usize::from(*id)] >= votes_min).collect();
-    if votes_min < PROMPT_VOTES_MIN {
-        guess.sort_by(router::best_first(&highest));
+    if is_prompt {
+        let likely = guess.len();
+        return Some((guess, likely));
     }
-    Some(guess)
+    let of = |id: u16| best[usize::from(id)];
+    guess.sort_by(|&a, &b| of(a).0.cmp(&of(b).0).then(of(b).1.total_cmp(&of(a).1)).then(a.cmp(&b)));
+    let likely = guess.partition_point(|&id| !of(id).0);
+    Some((guess, likely))
 }
 
 #[cfg(test)]
@@ -148,35 +171,38 @@ mod tests {
         }
     }
 
-    fn guessed(moe: &MoeConfig, scores: &[f32], bias: &[f32], votes_min: u16) -> Option<Vec<u16>> {
+    fn guessed(moe: &MoeConfig, scores: &[f32], bias: &[f32], is_prompt: bool) -> Option<(Vec<u16>, usize)> {
         let logits = vec![0.0; scores.len()];
-        guess(moe, &logits, &mut scores.to_vec(), bias, votes_min)
+        guess(moe, &logits, &mut scores.to_vec(), bias, is_prompt)
     }
 
     #[test]
-    fn a_token_has_the_likelier_half_read_likeliest_first() {
+    fn a_token_guesses_what_it_will_ask_for_likeliest_first() {
         let scores = [0.1, 0.5, 0.2, 0.3, 0.0, 0.4, 0.6, 0.0];
-        assert_eq!(guessed(&moe(), &scores, &[0.0; 8], LIKELY_VOTES), Some(vec![6, 1]));
+        assert_eq!(guessed(&moe(), &scores, &[0.0; 8], false), Some((vec![6, 1, 5, 3], 2)));
         let bias = [0.0, 0.0, 0.0, 0.4, 0.0, 0.0, 0.0, 0.0];
         assert_eq!(
-            guessed(&moe(), &scores, &bias, LIKELY_VOTES),
-            Some(vec![3, 6]),
+            guessed(&moe(), &scores, &bias, false),
+            Some((vec![3, 6, 1, 5], 2)),
             "the bias counts, as in the choice"
         );
-        assert_eq!(guessed(&moe(), &[0.5; 8], &[0.0; 8], LIKELY_VOTES), Some(vec![0, 1]), "ties to the lower");
+        assert_eq!(guessed(&moe(), &[0.5; 8], &[0.0; 8], false), Some((vec![0, 1, 2, 3], 2)), "ties to the lower");
+        // Of two drafted rows the likelier halves go first.
+        let rows = [scores, [0.6, 0.0, 0.0, 0.0, 0.9, 0.7, 0.5, 0.0]].concat();
+        assert_eq!(guessed(&moe(), &rows, &[0.0; 8], false), Some((vec![4, 5, 6, 1, 0, 3], 4)));
     }
 
     #[test]
     fn a_prompt_needs_the_votes_of_several_rows_and_asks_in_ascending_order() {
         let of_rows = |rows: usize| {
             let row = [0.1, 0.5, 0.2, 0.3, 0.0, 0.4, 0.6, 0.0];
-            guessed(&moe(), &row.repeat(rows), &[0.0; 8], PROMPT_VOTES_MIN)
+            guessed(&moe(), &row.repeat(rows), &[0.0; 8], true)
         };
-        assert_eq!(of_rows(5), Some(vec![]));
-        assert_eq!(of_rows(6), Some(vec![1, 6]));
-        assert_eq!(of_rows(11), Some(vec![1, 6]));
-        assert_eq!(of_rows(12), Some(vec![1, 3, 5, 6]));
-        assert_eq!(of_rows(70_000).map(|guess| guess.len()), Some(4), "votes do not overflow");
+        assert_eq!(of_rows(5), Some((vec![], 0)));
+        assert_eq!(of_rows(6), Some((vec![1, 6], 2)));
+        assert_eq!(of_rows(11), Some((vec![1, 6], 2)));
+        assert_eq!(of_rows(12), Some((vec![1, 3, 5, 6], 4)));
+        assert_eq!(of_rows(70_000).map(|(guess, _)| guess.len()), Some(4), "votes do not overflow");
     }
 
     #[test]
@@ -184,7 +210,7 @@ mod tests {
         let moe = MoeConfig { num_expert_group: 4, topk_group: 2, ..moe() };
         // The best of all is alone in its group.
         let scores = [0.9, 0.0, 0.5, 0.5, 0.6, 0.6, 0.1, 0.1];
-        assert_eq!(guessed(&moe, &scores, &[0.0; 8], LIKELY_VOTES), Some(vec![4, 5]));
+        assert_eq!(guessed(&moe, &scores, &[0.0; 8], false), Some((vec![4, 5, 2, 3], 2)));
     }
 
     #[test]
@@ -193,10 +219,10 @@ mod tests {
             for at in 0..16 {
                 let mut scores = [0.5; 16];
                 scores[at] = odd;
-                assert_eq!(guessed(&moe(), &scores, &[0.0; 8], LIKELY_VOTES), None);
+                assert_eq!(guessed(&moe(), &scores, &[0.0; 8], false), None);
                 let mut logits = [0.0; 16];
                 logits[at] = odd;
-                assert_eq!(guess(&moe(), &logits, &mut [0.5; 16], &[0.0; 8], LIKELY_VOTES), None);
+                assert_eq!(guess(&moe(), &logits, &mut [0.5; 16], &[0.0; 8], false), None);
             }
         }
     }

@@ -45,8 +45,9 @@ pub trait Observer {
     }
 
     /// `experts` of `layer` were guessed, before its router has chosen; on most steps of few rows, for layers with experts.
-    fn guess(&mut self, layer: usize, experts: &[u16]) {
-        let _ = (layer, experts);
+    /// The first `likely` of them are the likelier.
+    fn guess(&mut self, layer: usize, experts: &[u16], likely: usize) {
+        let _ = (layer, experts, likely);
     }
 
     /// The router of `layer` has chosen.

@@ -1,7 +1,7 @@
 //! One step: rows of one or more sequences in, their final hidden rows out; layer by layer, each needed expert once.
 
 use super::attn_res::Residual;
-use super::lookahead::Next;
+use super::lookahead::{self, Next};
 use super::scratch::{Carver, Scratch};
 use super::sequence::Sequence;
 use super::{Attention, FeedForward, Machine, Model, Observer, kda, mla, mlp, moe};
@@ -79,13 +79,15 @@ impl Model {
 
             residual.mix(compute, mlp_query, eps, mixed);
             compute.rms_norm(mixed, &layer.post_attention_layernorm, eps, normed);
+            let next = machine.lookahead.then(|| Next::after(index, &self.layers, &residual, segments)).flatten();
             match &layer.feed_forward {
                 FeedForward::Dense(w) => {
+                    if let Some(next) = next {
+                        lookahead::tell_from_dense(machine, config, &next, Carver::new(work), observer);
+                    }
                     mlp::forward(compute, w, config.activation, normed, Carver::new(work), delta);
                 }
                 FeedForward::Moe(w) => {
-                    let next =
-                        machine.lookahead.then(|| Next::after(index, &self.layers, &residual, segments)).flatten();
                     moe::forward(
                         machine,
                         config,

@@ -190,6 +190,11 @@ impl<M> Table<M> {
         Some((self.fill(slot, expert), memory))
     }
 
+    /// Whether `expert` is in memory, or on its way.
+    pub(crate) fn has(&self, expert: Index) -> bool {
+        self.slot_of[expert as usize] != NONE
+    }
+
     /// Reserves `expert` if it is in memory, or on its way.
     pub(crate) fn reserve_present(&mut self, expert: Index) -> Option<Hold> {
         let slot = self.slot_of[expert as usize];

@@ -8,6 +8,9 @@ use super::slots::Started;
 
 /// The share of guessed reads that must come true for guessing to go on.
 const PRECISION_MIN: f64 = 0.35;
+/// The share of the unlikelier guesses that must come true for them to be read as well: of these a wrong one costs as much
+/// as of the others, and takes the slot of an expert that may be asked for.
+const UNLIKELY_PRECISION_MIN: f64 = 0.85;
 /// Weight of one layer's guess in the running share.
 const WEIGHT: f64 = 1.0 / 64.0;
 /// While guessing does not pay, one guess of so many is still made, to see whether it would.
@@ -17,7 +20,10 @@ const TRIAL_EVERY: u32 = 64;
 pub(crate) struct Ahead {
     layer: u16,
     guesses: Vec<Guess>,
+    /// Unlikelier guesses that are not in memory, whether they are read or not.
+    unlikely: Vec<Index>,
     precision: f64,
+    unlikely_precision: f64,
     silent: u32,
     /// Bytes that were read and asked for by the layer they were guessed for.
     pub useful_bytes: u64,
@@ -39,7 +45,17 @@ pub(crate) struct Guess {
 
 impl Default for Ahead {
     fn default() -> Self {
-        Self { layer: 0, guesses: Vec::new(), precision: 1.0, silent: 0, useful_bytes: 0, wasted_bytes: 0, dropped: 0 }
+        Self {
+            layer: 0,
+            guesses: Vec::new(),
+            unlikely: Vec::new(),
+            precision: 1.0,
+            unlikely_precision: 0.0,
+            silent: 0,
+            useful_bytes: 0,
+            wasted_bytes: 0,
+            dropped: 0,
+        }
     }
 }
 
@@ -51,6 +67,13 @@ impl Ahead {
         }
         self.silent = (self.silent + 1) % TRIAL_EVERY;
         self.silent == 0
+    }
+
+    /// An unlikelier guess for `layer` that is not in memory. Returns whether it should be read.
+    pub(crate) fn push_unlikely(&mut self, layer: u16, index: Index) -> bool {
+        self.layer = layer;
+        self.unlikely.push(index);
+        self.unlikely_precision >= UNLIKELY_PRECISION_MIN
     }
 
     /// A guess for `layer`.
@@ -88,8 +111,16 @@ impl Ahead {
                 self.dropped += 1;
             }
         }
-        if !asked.is_empty() && self.layer == layer && read > 0 {
-            self.settled(useful.len() as f64 / f64::from(read));
+        let unlikely = std::mem::take(&mut self.unlikely);
+        if !asked.is_empty() && self.layer == layer {
+            if read > 0 {
+                self.settled(useful.len() as f64 / f64::from(read));
+            }
+            if !unlikely.is_empty() {
+                let came_true = unlikely.iter().filter(|index| asked.binary_search(index).is_ok()).count();
+                let share = came_true as f64 / unlikely.len() as f64;
+                self.unlikely_precision += WEIGHT * (share - self.unlikely_precision);
+            }
         }
         (useful, others)
     }
@@ -123,5 +154,21 @@ mod tests {
             }
         }
         assert!(made > 5000, "{made} of 10000 good guesses were made");
+    }
+
+    #[test]
+    fn unlikelier_guesses_are_read_once_they_have_mostly_come_true_and_no_longer_when_not() {
+        let mut ahead = Ahead::default();
+        let read_after = |ahead: &mut Ahead, rounds: usize, comes_true: bool| {
+            let mut read = 0;
+            for _ in 0..rounds {
+                read += usize::from(ahead.push_unlikely(3, 9));
+                ahead.settle(3, if comes_true { &[8, 9] } else { &[8] }, 1, |_, _, _| true);
+            }
+            read
+        };
+        assert!((500..950).contains(&read_after(&mut ahead, 1000, true)), "after a while");
+        assert!(read_after(&mut ahead, 1000, false) < 50);
+        assert_eq!(read_after(&mut ahead, 100, false), 0);
     }
 }

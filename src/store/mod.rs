@@ -210,15 +210,19 @@ impl ExpertStore {
     }
 
     /// Begins to read `experts` of `layer`, likeliest first, which will probably be asked for next, behind all that has been
-    /// asked for. What has not begun is dropped when the layer's [`ExpertStore::request`] does not name it.
-    pub fn lookahead(&self, layer: u16, experts: &[u16]) {
+    /// asked for: the first `likely` of them, and the others where such guesses have mostly come true. What has not begun is dropped when the layer's [`ExpertStore::request`] does not name it.
+    pub fn lookahead(&self, layer: u16, experts: &[u16], likely: usize) {
         let mut state = self.slots.lock();
         self.settle(&mut state, layer, &[]); // an earlier guess that nothing came of
         if !state.ahead.pays() {
             return;
         }
-        for &expert in experts {
+        for (place, &expert) in experts.iter().enumerate() {
             let Some(index) = self.slots.catalog.index(layer, expert) else { continue };
+            let is_likely = place < likely;
+            if !is_likely && (state.table.has(index) || !state.ahead.push_unlikely(layer, index)) {
+                continue;
+            }
             let guess = match state.table.reserve_present(index) {
                 // Kept until the layer has chosen, lest this layer's reads take its slot.
                 Some(hold) => Guess { index, hold, started: None },

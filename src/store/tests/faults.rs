@@ -266,7 +266,7 @@ fn the_store_ends_at_any_moment_of_a_failure_and_leaves_nothing_behind() {
             is_ready.store(true, Ordering::SeqCst);
             let slots = Arc::downgrade(&store.slots);
             drop(store.request(LAYER, &all(EXPERTS)));
-            store.lookahead(7, &[1, 2, 3]);
+            store.lookahead(7, &[1, 2, 3], 8);
             std::thread::sleep(Duration::from_millis(5 * moment));
             let began = Instant::now();
             drop(store);

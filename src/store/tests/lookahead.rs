@@ -54,11 +54,11 @@ fn expert_bytes(spread: &Spread) -> u64 {
 #[test]
 fn what_is_asked_for_goes_before_guesses() {
     let gated = gated(16);
-    gated.store.lookahead(7, &[0, 1, 2]);
+    gated.store.lookahead(7, &[0, 1, 2], 8);
     gated.wait_for_readers();
     // Another thread's layer; its request settles the guess for layer 7.
     let mut request = gated.store.request(LAYER, &[4, 5]);
-    gated.store.lookahead(7, &[6, 7]);
+    gated.store.lookahead(7, &[6, 7], 8);
     gated.gate.open();
     while let Some(expert) = request.next().unwrap() {
         gated.spread.model.check(&expert);
@@ -72,7 +72,7 @@ fn what_is_asked_for_goes_before_guesses() {
 #[test]
 fn guesses_that_have_not_begun_are_dropped_and_their_slots_are_free() {
     let gated = gated(16);
-    gated.store.lookahead(LAYER, &[0, 1, 2, 3]);
+    gated.store.lookahead(LAYER, &[0, 1, 2, 3], 8);
     gated.wait_for_readers();
     let request = gated.store.request(LAYER, &[5]);
     let stats = gated.store.stats();
@@ -97,7 +97,7 @@ fn a_guess_that_failed_before_anyone_asked_is_read_anew() {
         false => Answer::Real,
     });
     broken.store(true, Ordering::SeqCst);
-    store.lookahead(LAYER, &[1, 2, 3]);
+    store.lookahead(LAYER, &[1, 2, 3], 8);
     let began = Instant::now();
     while store.slots.lock().table.filling() > 0 {
         assert!(began.elapsed() < Duration::from_secs(5));
@@ -121,7 +121,7 @@ fn a_guess_that_fails_while_it_is_asked_for_is_an_error_once() {
         Answer::Real
     });
     broken.store(true, Ordering::SeqCst);
-    store.lookahead(LAYER, &[1]);
+    store.lookahead(LAYER, &[1], 8);
     let error = error_of(&store, &[1]);
     assert_eq!(error.kind(), Kind::Io);
     broken.store(false, Ordering::SeqCst);
@@ -134,13 +134,13 @@ fn guesses_of_any_kind_do_no_harm_with_any_number_of_slots() {
     for slots in [1, 2, 3, 16] {
         let store = spread.open(slots, false, |_| Answer::Real);
         for round in 0..10 {
-            store.lookahead(LAYER, &[round % 8, 3]);
-            store.lookahead(LAYER, &[round % 8, 3]); // twice
+            store.lookahead(LAYER, &[round % 8, 3], 8);
+            store.lookahead(LAYER, &[round % 8, 3], 8); // twice
             spread.model.read(&store, &[1, 3, 5]);
-            store.lookahead(7, &all(EXPERTS)); // more than there are slots, and never asked for
-            store.lookahead(1, &[0]); // no such layer
-            store.lookahead(LAYER, &[900]); // no such expert
-            store.lookahead(LAYER, &[]);
+            store.lookahead(7, &all(EXPERTS), 8); // more than there are slots, and never asked for
+            store.lookahead(1, &[0], 8); // no such layer
+            store.lookahead(LAYER, &[900], 8); // no such expert
+            store.lookahead(LAYER, &[], 8);
             spread.model.read(&store, &[0, 3, 7]);
         }
     }
@@ -156,7 +156,7 @@ fn threads_ask_while_guesses_run() {
                 let (store, spread) = (&store, &spread);
                 scope.spawn(move || {
                     for round in 0..40_u16 {
-                        store.lookahead(LAYER, &[(round + thread) % 8, (round * 3) % 8, (round * 5 + 1) % 8]);
+                        store.lookahead(LAYER, &[(round + thread) % 8, (round * 3) % 8, (round * 5 + 1) % 8], 8);
                         let asked: Vec<u16> = (0..8).filter(|at| (at * 5 + thread + round) % 3 > 0).collect();
                         spread.model.read(store, &asked);
                     }
@@ -172,7 +172,7 @@ fn guessing_ends_where_it_does_not_pay_and_is_tried_now_and_then() {
     let store = spread.open(4, false, |_| Answer::Real);
     let mut at_half = 0;
     for round in 0..600_u16 {
-        store.lookahead(LAYER, &[4 + round % 2, 6 + round % 2]);
+        store.lookahead(LAYER, &[4 + round % 2, 6 + round % 2], 8);
         spread.model.read(&store, &[round % 2, 2 + round % 2]);
         if round == 300 {
             let stats = store.stats();

@@ -277,7 +277,7 @@ fn the_end_does_not_wait_for_a_read_that_hangs() {
     ready.store(true, Ordering::SeqCst);
     let slots = Arc::downgrade(&store.slots);
     drop(store.request(LAYER, &all(EXPERTS)));
-    store.lookahead(7, &[1, 2]);
+    store.lookahead(7, &[1, 2], 8);
     let began = Instant::now();
     drop(store);
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
@@ -329,7 +329,7 @@ fn guesses_that_come_true_are_read_once_and_those_that_do_not_are_dropped() {
     });
     ready.store(true, Ordering::SeqCst);
     // Four readers, five parts an expert and more: the first guess has begun, the others have not.
-    store.lookahead(LAYER, &[1, 2, 3]);
+    store.lookahead(LAYER, &[1, 2, 3], 8);
     std::thread::sleep(Duration::from_millis(50));
     let request = store.request(LAYER, &[2, 5]);
     let stats = store.stats();
@@ -352,7 +352,7 @@ fn a_guess_whose_read_fails_does_no_harm() {
     let store = spread
         .open(8, false, move |_| if seen.load(Ordering::SeqCst) { Answer::Errno(libc::EIO) } else { Answer::Real });
     broken.store(true, Ordering::SeqCst);
-    store.lookahead(LAYER, &[1, 2, 3]);
+    store.lookahead(LAYER, &[1, 2, 3], 8);
     std::thread::sleep(Duration::from_millis(50));
     broken.store(false, Ordering::SeqCst);
     // What failed before anybody asked is told to whoever asks, or read anew: never wrong bytes, and the next try is clean.
@@ -371,7 +371,7 @@ fn guesses_take_no_slot_that_a_request_needs() {
         let store = spread.open(slots, false, |_| Answer::Real);
         for round in 0..20 {
             let mut request = store.request(LAYER, &[0, 2, 4, 6]);
-            store.lookahead(7, &[1, 3, 5, 7]);
+            store.lookahead(7, &[1, 3, 5, 7], 8);
             let mut count = 0;
             while let Some(expert) = request.next().unwrap() {
                 spread.model.check(&expert);
