@@ -2,8 +2,8 @@
 //! arithmetic take alone: `cargo bench --bench decode -- [--dir DIR] [--slice] [--steps N] [--rounds N] [--keep]`.
 //!
 //! Each round measures, one after the other: steps that read all their experts (wall), the same steps with all experts in
-//! memory (compute), and the rate of the drive for random reads of experts (read: the same bytes at that rate). A step that hides one behind the
-//! other takes no longer than the longer of the two.
+//! memory (compute), and the rate of the drive for random reads of experts (read: the same bytes at that rate). A step that
+//! hides one behind the other takes no longer than the longer of the two.
 //!
 //! `--slice` takes three layers of K3's full width (7 GB of files, 6 GB of memory), else the trunk is a small one.
 

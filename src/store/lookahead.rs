@@ -10,7 +10,7 @@ use super::slots::Started;
 const PRECISION_MIN: f64 = 0.35;
 /// The share of the unlikelier guesses that must come true for them to be read as well: of these a wrong one costs as much
 /// as of the others, and takes the slot of an expert that may be asked for.
-const UNLIKELY_PRECISION_MIN: f64 = 0.85;
+const UNLIKELY_PRECISION_MIN: f64 = 0.9;
 /// Weight of one layer's guess in the running share.
 const WEIGHT: f64 = 1.0 / 64.0;
 /// While guessing does not pay, one guess of so many is still made, to see whether it would.
