@@ -1,5 +1,5 @@
 //! The MoE half of a layer: route, fetch the experts that any row needs once each, add their outputs in ascending expert
-//! number, and the shared experts. With a latent, experts run between `routed_expert_down_proj` and `…_up_proj`.
+//! number, whichever arrived first, and the shared experts. With a latent, experts run between `routed_expert_down_proj` and `…_up_proj`.
 
 use super::lookahead::{self, Next};
 use super::router::{self, Routes};
@@ -37,6 +37,10 @@ pub(super) struct Latent {
     pub(super) up_proj: Tensor,
 }
 
+/// Rows of a step, at most, whose experts are computed as they arrive. Beyond, computing an expert takes so long that the
+/// next has come meanwhile.
+const ROWS_AS_THEY_ARRIVE: usize = 8;
+
 /// Width the experts run at.
 pub(super) fn expert_width(config: &ModelConfig, moe: &MoeConfig) -> usize {
     moe.routed_expert_hidden_size.unwrap_or(config.hidden_size)
@@ -47,7 +51,8 @@ pub(super) fn work_floats(config: &ModelConfig, rows: usize) -> usize {
     let Some(moe) = &config.moe else { return 0 };
     let width = expert_width(config, moe);
     let shared = mlp::work_floats(rows, moe.num_shared_experts * moe.moe_intermediate_size);
-    let experts = rows * (4 * width + 2 * moe.moe_intermediate_size);
+    let outputs = rows.min(ROWS_AS_THEY_ARRIVE) * moe.num_experts_per_token * width;
+    let experts = rows * (4 * width + 2 * moe.moe_intermediate_size) + outputs;
     // Scores, latent rows and the shared experts' sum stay; the shared experts, the guess for the next layer and the
     // routed experts with their sum follow each other.
     rows * (2 * moe.num_experts + width + config.hidden_size)
@@ -114,23 +119,45 @@ pub(super) fn forward(
     let sum = work.take(rows * width);
     let normed = work.take(rows * width);
     sum.fill(0.0);
-    let mut i = 0;
-    while let Some(expert) = request.next()? {
+    // Few rows have each expert's output kept, so that experts can run as they arrive and yet be added in ascending order.
+    let as_they_arrive = rows <= ROWS_AS_THEY_ARRIVE;
+    let outputs = work.take(if as_they_arrive { routes.ids.len() * width } else { 0 });
+    let mut add = |i: usize, y: &[f32]| {
+        for (y, routed) in y.chunks_exact(width).zip(by_expert.rows(i)) {
+            compute.add_scaled(&mut sum[routed.row as usize * width..][..width], routed.weight, y);
+        }
+    };
+    let mut done = 0;
+    while let Some(expert) = if as_they_arrive { request.next_there() } else { request.next() }? {
+        let i = by_expert.experts.binary_search(&expert.id.expert);
+        let i = i.map_err(|_| Error::other(format!("the store gave {}, which was not asked for", expert.id)))?;
         let rows = by_expert.rows(i);
         let mut work = work.rest();
-        let (z, y) = (work.take(rows.len() * width), work.take(rows.len() * width));
+        let z = work.take(rows.len() * width);
         for (z, routed) in z.chunks_exact_mut(width).zip(rows) {
             z.copy_from_slice(&latent[routed.row as usize * width..][..width]);
         }
-        run_expert(machine, config, w, &expert, z, work, y);
-        for (y, routed) in y.chunks_exact(width).zip(rows) {
-            compute.add_scaled(&mut sum[routed.row as usize * width..][..width], routed.weight, y);
+        if as_they_arrive {
+            let places = by_expert.places(i);
+            run_expert(machine, config, w, &expert, z, work, &mut outputs[places.start * width..places.end * width]);
+        } else {
+            let y = work.take(rows.len() * width);
+            run_expert(machine, config, w, &expert, z, work, y);
+            add(i, y);
         }
         interrupt.check()?;
-        i += 1;
+        done += 1;
     }
-    if i != by_expert.experts.len() {
-        return Err(Error::other(format!("layer {layer}: the store gave {i} of {} experts", by_expert.experts.len())));
+    if done != by_expert.experts.len() {
+        return Err(Error::other(format!(
+            "layer {layer}: the store gave {done} of {} experts",
+            by_expert.experts.len()
+        )));
+    }
+    if as_they_arrive {
+        for i in 0..done {
+            add(i, &outputs[by_expert.places(i).start * width..by_expert.places(i).end * width]);
+        }
     }
 
     match &w.latent {

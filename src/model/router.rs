@@ -4,6 +4,7 @@
 //! Source: `KimiMoEGate.forward` of the released modelling code (`noaux_tc`).
 
 use std::cmp::Ordering;
+use std::ops::Range;
 
 use crate::config::MoeConfig;
 use crate::error::{Error, Result};
@@ -100,7 +101,12 @@ impl Routes {
 impl ByExpert {
     /// Rows of the `i`-th expert of [`ByExpert::experts`].
     pub(super) fn rows(&self, i: usize) -> &[Routed] {
-        &self.rows[self.offsets[i] as usize..self.offsets[i + 1] as usize]
+        &self.rows[self.places(i)]
+    }
+
+    /// Where [`ByExpert::rows`] stand among those of all experts, one after the other.
+    pub(super) fn places(&self, i: usize) -> Range<usize> {
+        self.offsets[i] as usize..self.offsets[i + 1] as usize
     }
 }
 

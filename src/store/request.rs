@@ -1,4 +1,4 @@
-//! The experts of a layer on their way to the model: in the order asked, however they arrive.
+//! The experts of a layer on their way to the model: in the order asked, or in that of arrival.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::memory::Region;
 /// How long a wait lasts before the interrupt is looked at again.
 pub(super) const PATIENCE: Duration = Duration::from_millis(50);
 
-/// The experts of one layer on their way; yields them in the order asked, which is ascending.
+/// The experts of one layer on their way; [`Request::next`] yields them in the order asked, which is ascending.
 ///
 /// Reads run ahead as far as there are slots. The caller must let go of enough [`Expert`]s: with n slots, it may hold
 /// n − 1 when it calls [`Request::next`] (none, with one slot), all requests on the store together; else `next` waits until
@@ -133,6 +133,23 @@ impl<'a> Request<'a> {
                 Err(error)
             }
         }
+    }
+
+    /// As [`Request::next`], but an expert that is in memory goes before one that is not: the order is that of arrival, and
+    /// what depends on an order is the caller's to see to.
+    ///
+    /// # Errors
+    /// As [`Request::next`].
+    pub fn next_there(&mut self) -> Result<Option<Expert<'a>>> {
+        {
+            let state = self.store.slots.lock();
+            let there = |hold: &Hold| matches!(state.table.view(*hold), View::Ready(_));
+            if let Some(at) = self.holds.iter().position(there).filter(|at| *at > 0) {
+                self.holds.make_contiguous()[..=at].rotate_right(1);
+                self.asked.make_contiguous()[..=at].rotate_right(1);
+            }
+        }
+        self.next()
     }
 
     /// A live reservation of the first expert, if a slot can be had for it at all.

@@ -349,7 +349,10 @@ impl World {
             self.look_ahead(layer as u16 + 1, &guess);
         }
         let each = time / asked.len().max(1) as u32;
-        for hold in holds {
+        while !holds.is_empty() {
+            // The first that is there, else the first.
+            let ready = holds.iter().position(|hold| matches!(self.table.view(*hold), View::Ready(_) | View::Lapsed));
+            let hold = holds.remove(ready.unwrap_or(0));
             while !matches!(self.table.view(hold), View::Ready(_) | View::Lapsed) {
                 self.advance(None);
             }
@@ -465,12 +468,15 @@ mod tests {
         for pair in figures.windows(2) {
             assert!(pair[1].tokens_per_s >= pair[0].tokens_per_s, "{pair:?}");
         }
-        // Without jitter, whose dice would fall otherwise.
-        let mut slow = RATES.to_vec();
-        let without = simulate(&drives(&slow, 0.0), &run, &mut routing());
-        slow.push(0.3);
-        let with_slow = simulate(&drives(&slow, 0.0), &run, &mut routing());
-        assert!(with_slow.tokens_per_s >= 0.999 * without.tokens_per_s, "{with_slow:?} {without:?}");
+        // Without jitter, whose dice would fall otherwise. What is a hundredth of the others is read now and then to learn
+        // that it still is.
+        let without = simulate(&drives(&RATES, 0.0), &run, &mut routing());
+        for (rate, at_least) in [(1.0, 1.0), (0.5, 1.0), (0.3, 0.995), (0.1, 0.995)] {
+            let slow: Vec<f64> = RATES.into_iter().chain([rate]).collect();
+            let with_slow = simulate(&drives(&slow, 0.0), &run, &mut routing());
+            let ratio = with_slow.tokens_per_s / without.tokens_per_s;
+            assert!(ratio >= at_least, "{rate} GB/s more: {ratio}");
+        }
     }
 
     #[test]

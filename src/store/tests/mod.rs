@@ -1,5 +1,6 @@
 //! The store as a whole, on small models of real files.
 
+mod arrival;
 mod disk;
 mod failure;
 mod faults;
