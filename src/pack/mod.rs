@@ -223,8 +223,7 @@ fn begin(roots: &[Root], lists: Vec<Option<List>>, plan: &Plan, source: &Source)
             Some(list) => List { share: share.clone(), experts: list.experts },
             None => List::new(share.clone()),
         };
-        let listed = List::read(&root.dir, source)?;
-        if listed.is_none_or(|listed| listed.share != list.share || listed.experts != list.experts) {
+        if !list.is_written(&root.dir, source) {
             list.write(&root.dir, source)?;
         }
         sweep::sweep(&root.dir, &list, source.layout.part_offsets.len(), ours)?;

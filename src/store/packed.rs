@@ -15,7 +15,7 @@ use super::ExpertId;
 use crate::checkpoint::{ExpertTable, Manifest};
 use crate::error::{Error, Result};
 
-pub(crate) use self::list::{LIST_FILE, List, Share, Source};
+pub(crate) use self::list::{COPY_FILE, LIST_FILE, List, Share, Source};
 pub use self::roots_file::{ROOTS_FILE, listed_roots};
 pub(crate) use self::whole::read_whole;
 
