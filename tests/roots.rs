@@ -197,7 +197,12 @@ fn roots_listed_beside_the_model_are_read_unless_others_are_given() {
     assert!(said.contains("missing"), "{said}");
     assert!(place.logits(&["--experts", "a", "b"]).0 == expected);
     fs::write(&file, "rots = [\"../a\"]\n").expect("written");
-    for args in [&["inspect"][..], &["run", "--ids", "1"], &["logits", "--ids", "1", "-o", "out"], &["bench"]] {
+    for args in [
+        &["inspect"][..],
+        &["run", "--ids", "1", "--output", "ids"],
+        &["logits", "--ids", "1", "-o", "out"],
+        &["bench"],
+    ] {
         let (out, said) = place.ends_with(&[args, &["-m", "m"]].concat(), 3);
         assert!(out.is_empty() && said.contains("experts.toml") && said.contains("hint"), "{args:?}: {out}{said}");
     }
