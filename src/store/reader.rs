@@ -155,13 +155,16 @@ impl Disk for System {
     fn open(&self, path: &Path, direct: bool) -> io::Result<Arc<dyn DiskFile>> {
         let mut options = File::options();
         options.read(true);
+        // Opening a pipe would wait for a writer; with this it does not, and files know no difference.
+        let mut flags = libc::O_NONBLOCK;
         #[cfg(target_os = "linux")]
         if direct {
-            options.custom_flags(libc::O_DIRECT);
+            flags |= libc::O_DIRECT;
         }
-        #[cfg(not(target_os = "linux"))]
-        options.custom_flags(0);
-        let file = options.open(path)?;
+        let file = options.custom_flags(flags).open(path)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "no regular file"));
+        }
         if direct {
             sys::past_page_cache(&file)?;
         } else {
