@@ -250,16 +250,18 @@ fn the_kernel_counts_the_same_reads() {
         for slots in [TOP_K, 61] {
             let engine = open(roots, slots, true);
             let direct = engine.store_stats().drives.iter().all(|drive| drive.mode == "direct");
-            let counter = if direct { "read_bytes" } else { "rchar" };
             for tokens in PROMPTS {
-                let Some(before) = kernel(counter) else { return };
+                let counters = || Some([kernel("rchar")?, kernel("read_bytes")?]);
+                let Some(before) = counters() else { return };
                 let reads = prompt(&engine, &ids(tokens));
-                let counted = kernel(counter).expect("as before") - before;
-                // The last sector of a file is read whole; and without direct reads, looking counts too.
-                let more = if direct { 8 * 512 } else { 1000 };
+                let after = counters().expect("as before");
+                let (read, fetched) = (after[0] - before[0], after[1] - before[1]);
                 let asked = reads.bytes;
-                let case = format!("{tokens} tokens, {slots} slots, {roots:?}, {counter}");
-                assert!((asked..=asked + more).contains(&counted), "{case}: {counted}, {asked} asked");
+                let case = format!("{tokens} tokens, {slots} slots, {roots:?}");
+                // Looking counts too, some hundred bytes a time.
+                assert!((asked..asked + 2000).contains(&read), "{case}: {read} read, {asked} asked");
+                // The broken page at the end of each of four shards may be in memory, and the one before it.
+                assert!(!direct || fetched.abs_diff(asked) <= 4 * 8192, "{case}: {fetched} fetched, {asked} asked");
                 // A page at most at either end of an expert that does not lie at pages.
                 let pages = reads.seen.needed * 8192;
                 let needed = reads.seen.needed * EXPERT_BYTES;
