@@ -218,7 +218,9 @@ fn tokens_per_s(test: Test, repetition: &Repetition) -> Option<f64> {
 fn memory_gb_per_s(test: Test, setting: &Setting<'_>, tokens_per_s: Option<f64>) -> Option<f64> {
     let Test::Generate(generated) = test else { return None };
     let middle = setting.depth + generated / 2;
-    Some(tokens_per_s? * work::decode_bytes(setting.engine.config(), setting.manifest, middle) / 1e9)
+    let engine = setting.engine;
+    let bytes = work::decode_bytes(engine.config(), setting.manifest, engine.trunk_format(), middle);
+    Some(tokens_per_s? * bytes / 1e9)
 }
 
 /// Operations a second, in 10⁹, of a test of a prompt only.

@@ -2,9 +2,10 @@
 //! what grows with the model's size; norms, activations, router choices and the mixing of residuals are left out, less than
 //! a hundredth of the whole, so the shares that are computed from these figures are a little too low rather than too high.
 
-use crate::checkpoint::Manifest;
+use crate::checkpoint::{Dtype, Manifest, TrunkTensor};
 use crate::config::{AttentionKind, FeedForwardKind, ModelConfig};
 use crate::model::Sequence;
+use crate::trunk::TrunkFormat;
 
 /// Floating-point operations for a value of a KDA head's state `[head_dim, head_dim]` and a row: it is decayed (1), adds to
 /// what the state has for the key (2), takes in the correction (2) and adds to the output (2).
@@ -61,16 +62,27 @@ fn row_weights(config: &ModelConfig) -> u64 {
     config.layers.iter().map(|it| layer(it.attention, it.feed_forward)).sum()
 }
 
-/// Bytes that a generated token takes from memory behind `depth` tokens: the trunk as stored (of the embedding one row,
-/// unless it is the head too), its experts, the recurrent states read and written, and the latents of all tokens.
-pub fn decode_bytes(config: &ModelConfig, manifest: &Manifest, depth: usize) -> f64 {
-    let embedding = manifest.trunk.iter().find(|tensor| tensor.name == "model.embed_tokens.weight");
-    let looked_up = embedding.filter(|_| !config.tie_word_embeddings).map_or(0, |tensor| tensor.span.len);
+/// Bytes that a generated token takes from memory behind `depth` tokens: the trunk as it is held in the form `trunk` (but
+/// the embedding, of which a row is looked up, unless it is the head too), its experts, the recurrent states read and
+/// written, and the latents of all tokens.
+pub fn decode_bytes(config: &ModelConfig, manifest: &Manifest, trunk: TrunkFormat, depth: usize) -> f64 {
+    let is_read = |tensor: &&TrunkTensor| config.tie_word_embeddings || tensor.name != "model.embed_tokens.weight";
+    let trunk: u64 = manifest.trunk.iter().filter(is_read).map(|tensor| held_bytes(tensor, trunk)).sum();
     let layers = manifest.experts.as_ref().map_or(0, |experts| experts.moe_layers.len());
     let top_k = config.moe.as_ref().map_or(0, |moe| moe.num_experts_per_token);
     let experts = (layers * top_k) as u64 * manifest.expert_bytes();
     let states = 2 * Sequence::state_bytes(config) + Sequence::latent_cache_bytes(config, depth);
-    (manifest.trunk_bytes() - looked_up + experts + states) as f64
+    (trunk + experts + states) as f64
+}
+
+/// Bytes of `tensor` in memory in a trunk of the form `trunk`. What bf12 keeps beside the records is left out.
+fn held_bytes(tensor: &TrunkTensor, trunk: TrunkFormat) -> u64 {
+    match trunk.changes(&tensor.name, tensor.dtype, &tensor.shape) {
+        Some((rows, cols)) => (rows * trunk.record_bytes(cols)) as u64,
+        // Widened when it is loaded.
+        None if tensor.dtype == Dtype::F16 => 2 * tensor.span.len,
+        None => tensor.span.len,
+    }
 }
 
 #[cfg(test)]
@@ -78,6 +90,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::trunk::Trunk;
 
     const MODELS: [&str; 4] =
         ["assets/demo-model", "tests/golden/tiny-k3", "tests/golden/odd-k3", "tests/golden/tiny-kimi-linear"];
@@ -125,10 +138,31 @@ mod tests {
     fn a_token_takes_the_trunk_and_its_experts_from_memory() {
         for name in MODELS {
             let (config, manifest) = open(name);
-            let (none, some) = (decode_bytes(&config, &manifest, 0), decode_bytes(&config, &manifest, 10));
+            let bytes = |depth| decode_bytes(&config, &manifest, TrunkFormat::Bf16, depth);
+            let (none, some) = (bytes(0), bytes(10));
             assert_eq!(some - none, Sequence::latent_cache_bytes(&config, 10) as f64);
             let most = manifest.trunk_bytes() + manifest.all_experts_bytes() + 2 * Sequence::state_bytes(&config);
             assert!(none > 0.0 && none <= most as f64, "{name}: {none} of {most}");
+        }
+    }
+
+    #[test]
+    fn a_token_takes_the_trunk_in_the_form_that_it_is_held_in() {
+        for name in MODELS {
+            let (config, manifest) = open(name);
+            let embedding = manifest.trunk.iter().find(|tensor| tensor.name == "model.embed_tokens.weight").unwrap();
+            let bytes = |form| decode_bytes(&config, &manifest, form, 0);
+            for form in [TrunkFormat::Bf12, TrunkFormat::Int8] {
+                let planned = |form| Trunk::planned_bytes(&manifest, form, None) as f64;
+                let looked_up = |form| if config.tie_word_embeddings { 0 } else { held_bytes(embedding, form) } as f64;
+                let saved = planned(TrunkFormat::Bf16) - planned(form);
+                let saved = saved - (looked_up(TrunkFormat::Bf16) - looked_up(form));
+                let counted = bytes(TrunkFormat::Bf16) - bytes(form);
+                // The plan has room for exceptions of bf12, and for tensors to begin at cache lines.
+                let slack = 0.02 * planned(TrunkFormat::Bf16);
+                assert!((counted - saved).abs() <= slack, "{name}, {form:?}: {counted} fewer, {saved} by the plan");
+                assert!(counted > 0.0, "{name}, {form:?}");
+            }
         }
     }
 }

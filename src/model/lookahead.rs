@@ -7,7 +7,9 @@
 //! token alone guesses as many as it will ask for, likeliest first, and tells the store which are the likelier half: a
 //! wrong read costs as much as a right one saves, so the store reads the others only where they prove good. A prompt's
 //! many rows must read nothing in vain, so there an expert needs the votes of several rows, as many as were never wrong in
-//! measurements.
+//! measurements; and rows of one token err alike, so only the first of them votes.
+
+use rustc_hash::FxHashSet;
 
 use super::attn_res::Residual;
 use super::moe;
@@ -28,8 +30,8 @@ pub(super) struct Next<'a> {
     layer: &'a Layer,
     weights: &'a moe::Weights,
     residual: &'a Residual<'a>,
-    /// Whether rows are certain to come, and many.
-    is_prompt: bool,
+    /// Of a prompt, whose rows are certain to come, and many: whether each row is the first of its token.
+    voters: Option<Vec<bool>>,
 }
 
 impl<'a> Next<'a> {
@@ -45,9 +47,15 @@ impl<'a> Next<'a> {
         let layer = layers.get(index)?;
         let super::FeedForward::Moe(weights) = &layer.feed_forward else { return None };
         let is_prompt = segments.iter().any(|segment| !segment.tentative && segment.tokens.len() > 1);
-        let rows: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
-        let enough = !is_prompt || rows * usize::from(LIKELY_VOTES) >= usize::from(PROMPT_VOTES_MIN);
-        enough.then_some(Self { index, layer, weights, residual, is_prompt })
+        let voters = is_prompt.then(|| {
+            let mut seen = FxHashSet::default();
+            segments.iter().flat_map(|segment| segment.tokens).map(|token| seen.insert(*token)).collect::<Vec<_>>()
+        });
+        let enough = voters.as_ref().is_none_or(|voters| {
+            let votes = voters.iter().filter(|votes| **votes).count() * usize::from(LIKELY_VOTES);
+            votes >= usize::from(PROMPT_VOTES_MIN)
+        });
+        enough.then_some(Self { index, layer, weights, residual, voters })
     }
 }
 
@@ -87,7 +95,7 @@ pub(super) fn tell(
         return;
     }
     let bias = &next.weights.e_score_correction_bias;
-    let Some((experts, likely)) = guess(moe, logits, scores, bias, next.is_prompt) else { return };
+    let Some((experts, likely)) = guess(moe, logits, scores, bias, next.voters.as_deref()) else { return };
     if !experts.is_empty() {
         observer.guess(next.index, &experts, likely);
         store.lookahead(next.index as u16, &experts, likely);
@@ -109,14 +117,14 @@ pub(super) fn tell_from_dense(
 }
 
 /// The experts to guess, and how many of them, from the first, are the likelier half of some row's. Of a prompt those with
-/// [`PROMPT_VOTES_MIN`] votes, ascending, which is the order they will be asked for in, else all, likeliest first. `scores`
+/// [`PROMPT_VOTES_MIN`] votes of its `voters` `[rows]`, ascending, which is the order they will be asked for in, else all, likeliest first. `scores`
 /// are left with the bias added; `None` when any is not finite.
 fn guess(
     moe: &MoeConfig,
     logits: &[f32],
     scores: &mut [f32],
     bias: &[f32],
-    is_prompt: bool,
+    voters: Option<&[bool]>,
 ) -> Option<(Vec<u16>, usize)> {
     let experts = moe.num_experts;
     let half = moe.num_experts_per_token.div_ceil(2);
@@ -124,10 +132,13 @@ fn guess(
     // The best place and score that an expert has in any row.
     let mut best = vec![(true, f32::NEG_INFINITY); experts];
     let mut chosen = Vec::with_capacity(experts);
-    for (logits, choice) in logits.chunks_exact(experts).zip(scores.chunks_exact_mut(experts)) {
+    for (row, (logits, choice)) in logits.chunks_exact(experts).zip(scores.chunks_exact_mut(experts)).enumerate() {
         choice.iter_mut().zip(bias).for_each(|(choice, bias)| *choice += bias);
         if !logits.iter().chain(&*choice).all(|x| x.is_finite()) {
             return None;
+        }
+        if voters.is_some_and(|voters| !voters[row]) {
+            continue;
         }
         router::best(moe, choice, &mut chosen);
         if half < chosen.len() {
@@ -139,9 +150,9 @@ fn guess(
             best[id] = (best[id].0 && rank >= half, best[id].1.max(choice[id]));
         }
     }
-    let votes_min = if is_prompt { PROMPT_VOTES_MIN } else { 1 };
+    let votes_min = if voters.is_some() { PROMPT_VOTES_MIN } else { 1 };
     let mut guess: Vec<u16> = (0..experts as u16).filter(|id| votes[usize::from(*id)] >= votes_min).collect();
-    if is_prompt {
+    if voters.is_some() {
         let likely = guess.len();
         return Some((guess, likely));
     }
@@ -171,32 +182,32 @@ mod tests {
         }
     }
 
-    fn guessed(moe: &MoeConfig, scores: &[f32], bias: &[f32], is_prompt: bool) -> Option<(Vec<u16>, usize)> {
+    fn guessed(moe: &MoeConfig, scores: &[f32], bias: &[f32], voters: Option<&[bool]>) -> Option<(Vec<u16>, usize)> {
         let logits = vec![0.0; scores.len()];
-        guess(moe, &logits, &mut scores.to_vec(), bias, is_prompt)
+        guess(moe, &logits, &mut scores.to_vec(), bias, voters)
     }
 
     #[test]
     fn a_token_guesses_what_it_will_ask_for_likeliest_first() {
         let scores = [0.1, 0.5, 0.2, 0.3, 0.0, 0.4, 0.6, 0.0];
-        assert_eq!(guessed(&moe(), &scores, &[0.0; 8], false), Some((vec![6, 1, 5, 3], 2)));
+        assert_eq!(guessed(&moe(), &scores, &[0.0; 8], None), Some((vec![6, 1, 5, 3], 2)));
         let bias = [0.0, 0.0, 0.0, 0.4, 0.0, 0.0, 0.0, 0.0];
         assert_eq!(
-            guessed(&moe(), &scores, &bias, false),
+            guessed(&moe(), &scores, &bias, None),
             Some((vec![3, 6, 1, 5], 2)),
             "the bias counts, as in the choice"
         );
-        assert_eq!(guessed(&moe(), &[0.5; 8], &[0.0; 8], false), Some((vec![0, 1, 2, 3], 2)), "ties to the lower");
+        assert_eq!(guessed(&moe(), &[0.5; 8], &[0.0; 8], None), Some((vec![0, 1, 2, 3], 2)), "ties to the lower");
         // Of two drafted rows the likelier halves go first.
         let rows = [scores, [0.6, 0.0, 0.0, 0.0, 0.9, 0.7, 0.5, 0.0]].concat();
-        assert_eq!(guessed(&moe(), &rows, &[0.0; 8], false), Some((vec![4, 5, 6, 1, 0, 3], 4)));
+        assert_eq!(guessed(&moe(), &rows, &[0.0; 8], None), Some((vec![4, 5, 6, 1, 0, 3], 4)));
     }
 
     #[test]
     fn a_prompt_needs_the_votes_of_several_rows_and_asks_in_ascending_order() {
         let of_rows = |rows: usize| {
             let row = [0.1, 0.5, 0.2, 0.3, 0.0, 0.4, 0.6, 0.0];
-            guessed(&moe(), &row.repeat(rows), &[0.0; 8], true)
+            guessed(&moe(), &row.repeat(rows), &[0.0; 8], Some(&vec![true; rows]))
         };
         assert_eq!(of_rows(5), Some((vec![], 0)));
         assert_eq!(of_rows(6), Some((vec![1, 6], 2)));
@@ -206,11 +217,23 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_a_token_seen_before_do_not_vote() {
+        let row = [0.1, 0.5, 0.2, 0.3, 0.0, 0.4, 0.6, 0.0];
+        let of_voters = |voters: usize| {
+            let voters: Vec<bool> = (0..100).map(|row| row % 9 == 0 && row / 9 < voters).collect();
+            guessed(&moe(), &row.repeat(100), &[0.0; 8], Some(&voters))
+        };
+        assert_eq!(of_voters(5), Some((vec![], 0)));
+        assert_eq!(of_voters(6), Some((vec![1, 6], 2)));
+        assert_eq!(of_voters(12), Some((vec![1, 3, 5, 6], 4)));
+    }
+
+    #[test]
     fn groups_that_the_router_leaves_out_are_left_out() {
         let moe = MoeConfig { num_expert_group: 4, topk_group: 2, ..moe() };
         // The best of all is alone in its group.
         let scores = [0.9, 0.0, 0.5, 0.5, 0.6, 0.6, 0.1, 0.1];
-        assert_eq!(guessed(&moe, &scores, &[0.0; 8], false), Some((vec![4, 5, 2, 3], 2)));
+        assert_eq!(guessed(&moe, &scores, &[0.0; 8], None), Some((vec![4, 5, 2, 3], 2)));
     }
 
     #[test]
@@ -219,10 +242,10 @@ mod tests {
             for at in 0..16 {
                 let mut scores = [0.5; 16];
                 scores[at] = odd;
-                assert_eq!(guessed(&moe(), &scores, &[0.0; 8], false), None);
+                assert_eq!(guessed(&moe(), &scores, &[0.0; 8], None), None);
                 let mut logits = [0.0; 16];
                 logits[at] = odd;
-                assert_eq!(guess(&moe(), &logits, &mut [0.5; 16], &[0.0; 8], false), None);
+                assert_eq!(guess(&moe(), &logits, &mut [0.5; 16], &[0.0; 8], None), None);
             }
         }
     }

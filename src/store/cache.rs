@@ -131,17 +131,23 @@ impl<M> Table<M> {
     /// The model asks for `experts`, ascending, all of one layer. Those that are there are reserved, so that they do not
     /// make way for the others before the request comes to them; half of the slots at most, for the others need some too.
     pub(crate) fn begin(&mut self, experts: &[Index]) -> Kept {
+        self.begin_with(experts, &[])
+    }
+
+    /// As [`Table::begin`], where some of `experts` are reserved already: `guessed`, ascending, which go before the others
+    /// in what is kept, for they were read for this request and no other.
+    pub(crate) fn begin_with(&mut self, experts: &[Index], guessed: &[(Index, Hold)]) -> Kept {
         self.policy.requested(experts);
         let mut kept = Kept::default();
+        let mut room = (self.slots.len() / 2).saturating_sub(guessed.len());
         for &expert in experts {
-            if kept.0.len() == self.slots.len() / 2 {
-                break;
-            }
-            let slot = self.slot_of[expert as usize];
-            if slot != NONE {
-                self.slots[slot as usize].reservations += 1;
-                self.relist(slot);
-                kept.0.push_back((expert, self.hold(slot)));
+            if let Ok(at) = guessed.binary_search_by_key(&expert, |(expert, _)| *expert) {
+                kept.0.push_back(guessed[at]);
+            } else if room > 0
+                && let Some(hold) = self.reserve_present(expert)
+            {
+                kept.0.push_back((expert, hold));
+                room -= 1;
             }
         }
         kept
@@ -181,9 +187,9 @@ impl<M> Table<M> {
     }
 
     /// Reserves `expert`, which will probably be asked for, in a slot that nobody wants; `None` when it is there already, when
-    /// there is no such slot, or when half of the slots are being read into.
-    pub(crate) fn prefetch(&mut self, expert: Index) -> Option<(Hold, M)> {
-        if self.slot_of[expert as usize] != NONE || 2 * (self.filling + 1) > self.slots.len() {
+    /// there is no such slot, or when `guessed` such experts have half of the slots: those that were not guessed need some.
+    pub(crate) fn prefetch(&mut self, expert: Index, guessed: usize) -> Option<(Hold, M)> {
+        if self.slot_of[expert as usize] != NONE || 2 * (guessed + 1) > self.slots.len() {
             return None;
         }
         let (slot, memory) = self.take(false)?;

@@ -2,6 +2,8 @@
 //! chosen. A guess costs nothing while drives would idle, and a read while they would not: so it is given up where too few
 //! come true, and tried again now and then.
 
+use std::collections::VecDeque;
+
 use super::cache::Hold;
 use super::catalog::Index;
 use super::slots::Started;
@@ -22,6 +24,8 @@ pub(crate) struct Ahead {
     guesses: Vec<Guess>,
     /// Unlikelier guesses that are not in memory, whether they are read or not.
     unlikely: Vec<Index>,
+    /// Guessed, with no slot yet.
+    waiting: VecDeque<Index>,
     precision: f64,
     unlikely_precision: f64,
     silent: u32,
@@ -49,6 +53,7 @@ impl Default for Ahead {
             layer: 0,
             guesses: Vec::new(),
             unlikely: Vec::new(),
+            waiting: VecDeque::new(),
             precision: 1.0,
             unlikely_precision: 0.0,
             silent: 0,
@@ -76,7 +81,28 @@ impl Ahead {
         self.unlikely_precision >= UNLIKELY_PRECISION_MIN
     }
 
-    /// A guess for `layer`.
+    /// A guess for `layer` that is to have a slot when there is one, after those that wait already.
+    pub(crate) fn expect(&mut self, layer: u16, index: Index) {
+        self.layer = layer;
+        self.waiting.push_back(index);
+    }
+
+    /// The guess that is to have the next slot.
+    pub(crate) fn next(&mut self) -> Option<(u16, Index)> {
+        Some((self.layer, self.waiting.pop_front()?))
+    }
+
+    /// `index` has found no slot and goes on waiting.
+    pub(crate) fn put_back(&mut self, index: Index) {
+        self.waiting.push_front(index);
+    }
+
+    /// Guesses that have slots.
+    pub(crate) fn held(&self) -> usize {
+        self.guesses.len()
+    }
+
+    /// A guess for `layer` that has a slot.
     pub(crate) fn push(&mut self, layer: u16, guess: Guess) {
         self.layer = layer;
         self.guesses.push(guess);
@@ -93,8 +119,11 @@ impl Ahead {
         mut act: impl FnMut(&Guess, Started, bool) -> bool,
     ) -> (Vec<Guess>, Vec<Hold>) {
         let (mut useful, mut others, mut read) = (Vec::new(), Vec::new(), 0);
+        let of_layer = self.layer == layer;
+        let is_asked = |index: Index| of_layer && asked.binary_search(&index).is_ok();
+        self.dropped += self.waiting.drain(..).filter(|index| !is_asked(*index)).count() as u64;
         for guess in std::mem::take(&mut self.guesses) {
-            let is_asked = self.layer == layer && asked.binary_search(&guess.index).is_ok();
+            let is_asked = is_asked(guess.index);
             let Some(started) = guess.started else {
                 others.push(guess.hold);
                 continue;

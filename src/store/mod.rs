@@ -210,7 +210,9 @@ impl ExpertStore {
     }
 
     /// Begins to read `experts` of `layer`, likeliest first, which will probably be asked for next, behind all that has been
-    /// asked for: the first `likely` of them, and the others where such guesses have mostly come true. What has not begun is dropped when the layer's [`ExpertStore::request`] does not name it.
+    /// asked for: the first `likely` of them, and the others where such guesses have mostly come true. What finds no slot
+    /// now is begun when the request under way needs no more of them. What has not begun is dropped when the layer's
+    /// [`ExpertStore::request`] does not name it.
     pub fn lookahead(&self, layer: u16, experts: &[u16], likely: usize) {
         let mut state = self.slots.lock();
         self.settle(&mut state, layer, &[]); // an earlier guess that nothing came of
@@ -219,17 +221,25 @@ impl ExpertStore {
         }
         for (place, &expert) in experts.iter().enumerate() {
             let Some(index) = self.slots.catalog.index(layer, expert) else { continue };
-            let is_likely = place < likely;
-            if !is_likely && (state.table.has(index) || !state.ahead.push_unlikely(layer, index)) {
-                continue;
+            if place < likely || !state.table.has(index) && state.ahead.push_unlikely(layer, index) {
+                state.ahead.expect(layer, index);
             }
+        }
+        self.read_ahead(&mut state);
+    }
+
+    /// Begins to read what was guessed, as far as there are slots that nobody wants.
+    fn read_ahead(&self, state: &mut SlotState) {
+        while let Some((layer, index)) = state.ahead.next() {
             let guess = match state.table.reserve_present(index) {
                 // Kept until the layer has chosen, lest this layer's reads take its slot.
                 Some(hold) => Guess { index, hold, started: None },
-                None => {
-                    let Some((hold, memory)) = state.table.prefetch(index) else { continue };
-                    Guess { index, hold, started: Some(Fill::start(&self.slots, index, hold, memory, true)) }
-                }
+                None => match state.table.prefetch(index, state.ahead.held()) {
+                    Some((hold, memory)) => {
+                        Guess { index, hold, started: Some(Fill::start(&self.slots, index, hold, memory, true)) }
+                    }
+                    None => return state.ahead.put_back(index),
+                },
             };
             state.ahead.push(layer, guess);
         }

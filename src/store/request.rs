@@ -27,7 +27,7 @@ pub struct Request<'a> {
     holds: VecDeque<Hold>,
     /// Those of the others that were there from the start.
     kept: Kept,
-    /// Those that were on their way already because they were guessed.
+    /// Those that were on their way already because they were guessed, ascending.
     guessed: Vec<Index>,
     /// An expert that the model does not have.
     unknown: Option<Error>,
@@ -50,11 +50,12 @@ impl<'a> Request<'a> {
             }
         }
         let mut state = store.slots.lock();
-        request.kept = state.table.begin(request.asked.make_contiguous());
         let guessed = store.settle(&mut state, layer, request.asked.make_contiguous());
-        request.guessed = guessed.iter().map(|guess| guess.index).collect();
+        let mut guessed: Vec<_> = guessed.into_iter().map(|guess| (guess.index, guess.hold)).collect();
+        guessed.sort_unstable_by_key(|(index, _)| *index);
+        request.kept = state.table.begin_with(request.asked.make_contiguous(), &guessed);
+        request.guessed = guessed.into_iter().map(|(index, _)| index).collect();
         request.run_ahead(&mut state);
-        guessed.iter().for_each(|guess| state.table.release(guess.hold));
         store.slots.notify(state);
         request
     }
@@ -69,11 +70,13 @@ impl<'a> Request<'a> {
         if let Some(error) = self.unknown.take() {
             return Err(error);
         }
-        if self.asked.is_empty() {
-            return Ok(None);
-        }
         let slots = &self.store.slots;
         let mut state = slots.lock();
+        if self.asked.is_empty() {
+            // The last expert has let go of its slot.
+            self.store.read_ahead(&mut state);
+            return Ok(None);
+        }
         let mut began = None;
         // While it is waited for, an expert is pinned: it cannot be lost between its arrival and our waking up.
         let mut pinned = None;
@@ -169,14 +172,16 @@ impl<'a> Request<'a> {
         self.holds.front().copied()
     }
 
-    /// Reserves, and has read, what slots allow beyond the experts reserved already.
+    /// Reserves, and has read, what slots allow beyond the experts reserved already: the rest of this layer's, then what
+    /// was guessed for the next, so that the drives go on while this layer ends.
     fn run_ahead(&mut self, state: &mut SlotState) {
         while let Some(&index) = self.asked.get(self.holds.len()) {
             match self.reserve(state, index, false, true) {
                 Some(hold) => self.holds.push_back(hold),
-                None => break,
+                None => return,
             }
         }
+        self.store.read_ahead(state);
     }
 
     /// One reservation; starts the read of an expert that is not there. `first` when it was not counted before.
@@ -194,7 +199,7 @@ impl<'a> Request<'a> {
         }
         match reserved {
             Reserved::Present(hold) => {
-                let was_read = self.guessed.contains(&index);
+                let was_read = self.guessed.binary_search(&index).is_ok();
                 state.misses += u64::from(first && was_read);
                 state.hits += u64::from(first && !was_read);
                 Some(hold)

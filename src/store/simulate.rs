@@ -385,7 +385,7 @@ impl World {
             let guess = match self.table.reserve_present(index) {
                 Some(hold) => Guess { index, hold, started: None },
                 None => {
-                    let Some((hold, ())) = self.table.prefetch(index) else { continue };
+                    let Some((hold, ())) = self.table.prefetch(index, self.ahead.held()) else { continue };
                     Guess { index, hold, started: Some(self.start(hold, true)) }
                 }
             };

@@ -88,6 +88,38 @@ fn guesses_that_have_not_begun_are_dropped_and_their_slots_are_free() {
 }
 
 #[test]
+fn guesses_without_a_slot_are_read_when_a_layer_needs_no_more_slots_and_before_it_ends() {
+    for (slots, guessed) in [(4, 2), (5, 2), (2, 1), (1, 0)] {
+        let gated = gated(slots);
+        gated.gate.open();
+        let one = expert_bytes(&gated.spread);
+        let mut request = gated.store.request(LAYER, &all(EXPERTS));
+        gated.store.lookahead(7, &[1, 3, 4, 6], 4);
+        for _ in 0..EXPERTS - 1 {
+            gated.spread.model.check(&request.next().unwrap().unwrap());
+        }
+        // The last expert has a slot; the others are free.
+        let last = request.next().unwrap().unwrap();
+        let (before, began) = (EXPERTS as u64 * one, Instant::now());
+        while gated.store.stats().expert_bytes < before + guessed * one {
+            assert!(began.elapsed() < Duration::from_secs(5), "{slots} slots: {:?}", gated.store.stats());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        gated.spread.model.check(&last);
+        drop(last);
+        assert!(request.next().unwrap().is_none());
+        drop(request);
+        // Half of the slots at most are for guesses, and what is in them is still there when the layer has chosen.
+        let mut request = gated.store.request(7, &[1, 2, 3, 4, 5, 6]);
+        while request.next().unwrap().is_some() {}
+        let stats = gated.store.stats();
+        assert_eq!(stats.expert_bytes, before + 6 * one, "{slots} slots: {stats:?}");
+        assert_eq!(stats.lookahead_useful_bytes, guessed * one, "{slots} slots: {stats:?}");
+        assert_eq!((stats.lookahead_wasted_bytes, stats.hits), (0, 0), "{slots} slots: {stats:?}");
+    }
+}
+
+#[test]
 fn a_guess_that_failed_before_anyone_asked_is_read_anew() {
     let spread = Spread::new(ExpertFormat::Mxfp4, &[&everything]);
     let broken = Arc::new(AtomicBool::new(false));
