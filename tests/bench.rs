@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -373,6 +373,7 @@ fn an_interrupt_at_any_time_leaves_a_whole_array() {
 }
 
 /// Both counts within 2 %.
+#[cfg(target_os = "linux")]
 #[track_caller]
 fn agree(what: &str, own: f64, other: f64) {
     assert!((own - other).abs() <= 0.02 * other, "{what}: {own} here, {other} there");
@@ -400,7 +401,7 @@ fn bytes_read_are_those_that_the_kernel_counts() {
 /// `name` of `/proc/PID/io` of a process that has ended and was not waited for.
 #[cfg(target_os = "linux")]
 fn io_of_ended(child: &Child, name: &str) -> Option<u64> {
-    let proc = PathBuf::from(format!("/proc/{}", child.id()));
+    let proc = std::path::PathBuf::from(format!("/proc/{}", child.id()));
     for _ in 0..1000 {
         let stat = fs::read_to_string(proc.join("stat")).ok()?;
         if stat.rsplit(')').next()?.trim_start().starts_with('Z') {
