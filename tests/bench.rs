@@ -177,7 +177,7 @@ fn small_numbers_give_rows_without_odd_values() {
 
 #[test]
 fn what_cannot_be_measured_is_refused_before_anything_is_loaded() {
-    let cases: [&[&str]; 10] = [
+    let cases: [&[&str]; 11] = [
         &["-p", "0", "-n", "0"],
         &["-p", "0", "-n", "0", "-d", "64"],
         &["-p", "0", "--tests", "pp,pg"],
@@ -188,6 +188,7 @@ fn what_cannot_be_measured_is_refused_before_anything_is_loaded() {
         &["--threads", "9999", "-p", "4"],
         &["--threads", "1,9999", "-p", "4"],
         &["-r", "99999999999"],
+        &["--text", "/dev/zero"],
     ];
     for args in cases {
         for form in ["table", "json"] {

@@ -248,6 +248,7 @@ fn flags_without_effect_or_sense_are_refused() {
         &["--simulate", "1", "--cache-share", "0.1", "--memory", "1T"],
         &["--simulate", "1", "--jitter", "2"],
         &["--simulate", "1", "--tokens", "0"],
+        &["--simulate", "1", "--tokens", "99999999999"],
         &["--simulate", "1", "--compute-ms", "-1"],
     ] {
         let (out, err) = ends_with(args, 2);

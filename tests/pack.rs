@@ -337,7 +337,8 @@ fn a_disk_that_is_too_small_is_refused_with_the_numbers() {
     let Some(_mount) = Mount::new(place.path("small"), "size=3m") else { return };
     let error = place.refused(&["pack", "-m", "m", "--to", "small"], 4);
     assert!(error.contains("no room") && error.contains("192 experts of 24576 bytes"), "{error}");
-    assert_eq!(fs::read_dir(place.path("small")).unwrap().count(), 0);
+    place.refused(&["pack", "-m", "m", "--to", "small/a/b", "--to", "small/c"], 4);
+    assert_eq!(fs::read_dir(place.path("small")).unwrap().count(), 0, "nor are directories left");
     // With another root there is room.
     place.ok(&["pack", "-m", "m", "--to", "small", "--to", "large"]);
     check_roots(&place, &["small", "large"], &expected(&place.manifest()));
@@ -420,7 +421,7 @@ fn a_damaged_list_is_refused_and_a_missing_one_begins_anew() {
         }
         fs::write(&list, bytes).unwrap();
         let error = place.refused(&["pack", "-m", "m", "--to", "a"], 3);
-        assert!(error.contains(LIST) && error.contains("hint: remove"), "{error}");
+        assert!(error.contains(LIST) && error.contains("hint: put experts.list.copy"), "{error}");
         assert_eq!(PackedRoot::open(&place.path("a"), &place.manifest()).unwrap_err().kind(), Kind::Model);
     }
     fs::remove_file(&list).unwrap();
@@ -704,4 +705,91 @@ fn a_model_without_experts_has_nothing_to_pack() {
     let error = place.refused(&["pack", "-m", "m", "--to", "a"], 3);
     assert!(error.contains("no routed experts"), "{error}");
     place.ok(&["inspect", "-m", "m", "--verify"]);
+}
+
+/// Makes a pipe in place of the file at `path`.
+fn make_pipe(path: &Path) {
+    fs::remove_file(path).expect("a file");
+    assert!(Command::new("mkfifo").arg(path).status().expect("mkfifo").success());
+}
+
+#[test]
+fn a_pipe_in_place_of_a_file_is_damage_and_not_waited_for() {
+    let place = Place::with_model(&[]);
+    let pack = ["pack", "-m", "m", "--to", "a", "--trunk", "bf12"];
+    place.ok(&pack);
+    for name in ["L001/E0003.mxfp4", "trunk.bf12"] {
+        let path = place.path("a").join(name);
+        make_pipe(&path);
+        let (_, error) = place.ends_with(&["inspect", "-m", "m", "--experts", "a", "--verify"], 3);
+        assert!(error.contains(name), "{error}");
+        place.ok(&pack);
+        assert!(path.is_file(), "{name}");
+    }
+    place.ok(&["pack", "-m", "m", "--to", "a", "--move"]);
+    make_pipe(&place.path("a/L001/E0000.mxfp4"));
+    let (_, error) = place.ends_with(&["logits", "-m", "m", "--ids", "1", "-o", "out", "--experts", "a"], 3);
+    assert!(error.contains("E0000.mxfp4") && error.contains("no regular file"), "{error}");
+}
+
+#[test]
+fn two_mounts_of_one_directory_are_one_root() {
+    let place = Place::with_model(&[]);
+    for dir in ["a", "b"] {
+        fs::create_dir(place.path(dir)).unwrap();
+    }
+    let mounted = Command::new("mount").arg("--bind").args([place.path("a"), place.path("b")]).output();
+    if !mounted.is_ok_and(|output| output.status.success()) {
+        return;
+    }
+    let _mount = Mount(place.path("b"));
+    for (one, other) in [("a", "b"), ("a/x", "b/x")] {
+        let error = place.refused(&["pack", "-m", "m", "--to", one, "--to", other, "--replicas", "2"], 2);
+        assert!(error.contains("are one directory"), "{error}");
+    }
+}
+
+#[test]
+fn a_root_has_one_rate_and_more_copies_than_roots_cost_nothing() {
+    let place = Place::with_model(&[]);
+    let error = place.refused(&["pack", "-m", "m", "--to", "a", "--rate", "a=1", "--rate", "a/=2"], 2);
+    assert!(error.contains("--rate a/=2"), "{error}");
+    place.ok(&["pack", "-m", "m", "--to", "new/a", "--rate", "new/a=2"]);
+    let begun = Instant::now();
+    place.ok(&["pack", "-m", "m", "--to", "b", "--replicas", "100000000", "--dry-run"]);
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn verify_finds_a_trunk_file_of_another_model() {
+    let place = Place::with_model(&[]);
+    place.ok(&["synth", "other", "--preset", "tiny", "--seed", "5"]);
+    place.ok(&["pack", "-m", "m", "--to", "a", "--trunk", "bf16"]);
+    place.ok(&["pack", "-m", "other", "--to", "b", "--trunk", "bf16"]);
+    fs::copy(place.path("b/trunk.bf16"), place.path("a/trunk.bf16")).unwrap();
+    let (_, error) = place.ends_with(&["inspect", "-m", "m", "--experts", "a", "--verify"], 3);
+    assert!(error.contains("a/trunk.bf16") && error.contains("another model"), "{error}");
+}
+
+#[test]
+fn a_lost_list_of_moved_experts_is_beside_it_as_a_copy() {
+    let place = Place::with_model(&[]);
+    let experts = expected(&place.manifest());
+    place.ok(&["pack", "-m", "m", "--to", "a", "--move"]);
+    let (list, copy) = (place.path("a").join(LIST), place.path("a/experts.list.copy"));
+    for lose in [|list: &Path| fs::remove_file(list), |list: &Path| fs::write(list, "DFPACK_ damaged")] {
+        lose(&list).unwrap();
+        let error = place.refused(&["pack", "-m", "m", "--to", "a"], 3);
+        assert!(error.contains("experts.list.copy"), "{error}");
+        fs::copy(&copy, &list).unwrap();
+        place.ok(&["pack", "-m", "m", "--to", "a"]);
+        check_roots(&place, &["a"], &experts);
+    }
+    // A copy that is behind, or not there, is written again.
+    for _ in 0..2 {
+        fs::write(&copy, "").unwrap();
+        place.ok(&["pack", "-m", "m", "--to", "a"]);
+        assert!(fs::read(&copy).unwrap() == fs::read(&list).unwrap());
+        fs::remove_file(&copy).unwrap();
+    }
 }

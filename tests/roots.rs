@@ -180,3 +180,30 @@ fn a_root_of_many_files_needs_few_descriptors() {
         assert!(fs::read(place.path("out")).expect("logits") == expected);
     }
 }
+
+#[test]
+fn roots_listed_beside_the_model_are_read_unless_others_are_given() {
+    let place = Place::new();
+    let (expected, _) = place.logits(&[]);
+    place.ok(&["pack", "-m", "m", "--to", "a", "--to", "b", "--move"]);
+    let file = place.path("m/experts.toml");
+    fs::write(&file, format!("roots = [\"../a\", {:?}]\n", place.path("b"))).expect("written");
+    assert!(place.logits(&[]).0 == expected);
+    place.ok(&["inspect", "-m", "m", "--verify"]);
+    place.ok(&["bench", "-m", "m", "-p", "4", "-n", "0", "-r", "1"]);
+    place.ok(&["run", "-m", "m", "--ids", "1,2", "-n", "2", "--output", "ids"]);
+    fs::write(&file, "roots = [\"../missing\"]\n").expect("written");
+    let (_, said) = place.ends_with(&["logits", "-m", "m", "--ids", "1", "-o", "out"], 3);
+    assert!(said.contains("missing"), "{said}");
+    assert!(place.logits(&["--experts", "a", "b"]).0 == expected);
+    fs::write(&file, "rots = [\"../a\"]\n").expect("written");
+    for args in [
+        &["inspect"][..],
+        &["run", "--ids", "1", "--output", "ids"],
+        &["logits", "--ids", "1", "-o", "out"],
+        &["bench"],
+    ] {
+        let (out, said) = place.ends_with(&[args, &["-m", "m"]].concat(), 3);
+        assert!(out.is_empty() && said.contains("experts.toml") && said.contains("hint"), "{args:?}: {out}{said}");
+    }
+}

@@ -193,6 +193,10 @@ fn another_recipe_or_foreign_files_are_refused_and_left_alone() {
         assert_eq!(error.kind(), Kind::Usage, "{error}");
         assert_eq!(files(foreign.path()), [(name.to_owned(), b"mine".to_vec())]);
     }
+    let pipe = tempfile::tempdir().unwrap();
+    let made = std::process::Command::new("mkfifo").arg(pipe.path().join("synth.json")).status();
+    assert!(made.unwrap().success());
+    assert_eq!(write(pipe.path(), &tiny()).expect_err("a pipe").kind(), Kind::Usage);
     let file = dir.path().join("config.json");
     assert_eq!(write(&file, &tiny()).expect_err("a file").kind(), Kind::Usage);
 }

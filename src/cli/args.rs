@@ -11,6 +11,7 @@ use crate::demo;
 use crate::engine::EngineOptions;
 use crate::error::Result;
 use crate::kernels::Isa;
+use crate::store::packed::listed_roots;
 use crate::trunk::TrunkFormat;
 
 /// How much is said on stderr, and how.
@@ -79,7 +80,9 @@ pub struct EngineArgs {
     /// Read through the page cache
     #[arg(long)]
     pub no_direct: bool,
-    /// Directories on other drives that `deltafin pack` wrote experts to
+    /// Directories on other drives that `deltafin pack` wrote experts to [default: those in DIR/experts.toml]
+    ///
+    /// The file, beside the model's config.json, has one line: roots = ["/mnt/a/k3", "/mnt/b/k3"].
     #[arg(long, value_name = "ROOT", num_args = 1..)]
     pub experts: Vec<PathBuf>,
     /// Neither use nor keep the record of which experts this model uses most
@@ -127,8 +130,12 @@ impl From<TrunkArg> for TrunkFormat {
 impl EngineArgs {
     /// The engine's options for the model in `model`, with room for `context` tokens; `prompt`: tokens of the prompt, where
     /// known.
-    pub fn options(&self, model: PathBuf, context: usize, prompt: Option<usize>) -> EngineOptions {
-        EngineOptions {
+    ///
+    /// # Errors
+    /// As [`roots`].
+    pub fn options(&self, model: PathBuf, context: usize, prompt: Option<usize>) -> Result<EngineOptions> {
+        Ok(EngineOptions {
+            experts: roots(&self.experts, &model)?,
             model,
             memory: self.memory,
             expert_memory: self.expert_memory,
@@ -138,13 +145,20 @@ impl EngineArgs {
             prompt,
             context,
             direct: !self.no_direct,
-            experts: self.experts.clone(),
             learn: !self.no_learn,
             lookahead: !self.no_lookahead,
             verify_reads: self.verify_reads,
             trunk: self.trunk.map(TrunkFormat::from),
-        }
+        })
     }
+}
+
+/// The drive roots to read from: those `given` with `--experts`, or those that the directory of `model` lists.
+///
+/// # Errors
+/// Kind `Model` for a list that is no good.
+pub fn roots(given: &[PathBuf], model: &Path) -> Result<Vec<PathBuf>> {
+    if given.is_empty() { listed_roots(model) } else { Ok(given.to_vec()) }
 }
 
 /// A size in bytes: a whole or decimal number with an optional unit (B, K, M, G, T: powers of 1000 with a B or none;

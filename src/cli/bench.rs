@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 
 use super::args::{self, Shown};
+use super::prompt::Source;
 use super::show_plan;
 use crate::bench::{self, Bench, Options, State, Test};
 use crate::config::ModelConfig;
@@ -18,7 +19,7 @@ use crate::interrupt::Interrupt;
 use crate::kernels::Isa;
 use crate::report::progress::Reporter;
 use crate::report::whole_file::WholeFile;
-use crate::text::{Specials, Tokenizer, normalize_input};
+use crate::text::{Specials, Tokenizer};
 use crate::trunk::TrunkFormat;
 
 use table::Printer;
@@ -132,7 +133,7 @@ pub struct BenchArgs {
     /// Read through the page cache
     #[arg(long, help_heading = "Engine")]
     no_direct: bool,
-    /// Directories on other drives that `deltafin pack` wrote experts to
+    /// Directories on other drives that `deltafin pack` wrote experts to [default: those in DIR/experts.toml]
     #[arg(long, value_name = "ROOT", num_args = 1.., help_heading = "Engine")]
     experts: Vec<PathBuf>,
     /// Do not read experts before the router has asked for them
@@ -176,8 +177,8 @@ pub(super) fn run(args: &BenchArgs, shown: &Shown, interrupt: &Interrupt) -> Res
     let reporter = Reporter::new(shown);
     let model = args::model_dir(&args.model)?;
     let options = Options {
-        text: args.text.as_deref().map(|text| ids(text, &model)).transpose()?,
-        engine: engine_options(args, model),
+        text: args.text.as_deref().map(|text| ids(text, &model, &reporter, interrupt)).transpose()?,
+        engine: engine_options(args, model)?,
         threads: args.threads.clone(),
         steps: args.step.clone(),
         depths: args.depth.clone(),
@@ -239,25 +240,24 @@ fn tests(args: &BenchArgs) -> Result<Vec<Test>> {
     Ok(tests)
 }
 
-fn engine_options(args: &BenchArgs, model: PathBuf) -> EngineOptions {
-    EngineOptions {
+fn engine_options(args: &BenchArgs, model: PathBuf) -> Result<EngineOptions> {
+    Ok(EngineOptions {
         memory: args.memory,
         expert_memory: args.expert_memory,
         isa: args.isa,
         direct: !args.no_direct,
-        experts: args.experts.clone(),
+        experts: args::roots(&args.experts, &model)?,
         lookahead: !args.no_lookahead,
         verify_reads: args.verify_reads,
         trunk: args.trunk.map(TrunkFormat::from),
         ..EngineOptions::new(model, 1)
-    }
+    })
 }
 
 /// The tokens of the text in `file`.
-fn ids(file: &Path, model: &Path) -> Result<Vec<u32>> {
+fn ids(file: &Path, model: &Path, progress: &dyn Progress, interrupt: &Interrupt) -> Result<Vec<u32>> {
     let name = file.display();
-    let bytes = std::fs::read(file).map_err(|error| Error::io(format!("cannot read {name}: {error}")))?;
-    let text = normalize_input(bytes, &name.to_string())?;
+    let text = Source::File(file.to_owned()).text(progress, interrupt)?;
     let vocab_size = ModelConfig::load(model)?.vocab_size;
     let ids = Tokenizer::from_dir(model, Some(vocab_size))?.encode(&text, Specials::Ordinary);
     if ids.is_empty() {

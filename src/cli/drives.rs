@@ -113,7 +113,7 @@ struct EstimateArgs {
     #[arg(long, value_name = "PART", value_parser = values::part, requires = "estimated")]
     precision: Option<f64>,
     /// Tokens to simulate [default: 200, or all of the trace]
-    #[arg(long, value_name = "N", value_parser = args::positive, requires = "estimated")]
+    #[arg(long, value_name = "N", value_parser = values::tokens, requires = "estimated")]
     tokens: Option<usize>,
     /// Deviation of a read's time, as a part of it [default: 0.1]
     #[arg(long, value_name = "PART", value_parser = values::part, requires = "estimated")]

@@ -83,7 +83,7 @@ pub(super) fn run(args: &LogitsArgs, shown: &Shown, interrupt: &Interrupt) -> Re
         Some(path) => Some(LogitsFile::create(path, &ids, config.vocab_size)?),
         None => None,
     };
-    let options = args.engine.options(model, context, Some(ids.len()));
+    let options = args.engine.options(model, context, Some(ids.len()))?;
     show_plan(&options, shown)?;
     let engine = Engine::open(&options, &reporter, interrupt)?;
     let mut likelihood = Likelihood::default();

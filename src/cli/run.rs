@@ -34,7 +34,7 @@ pub(super) fn run(args: &RunArgs, shown: &Shown, interrupt: &Interrupt) -> Resul
         reporter.notice("the model directory has no tokenizer: `text` is null");
     }
     let mut answer = Answer::new(args, shown, tokenizer.as_ref())?;
-    let options = args.engine.options(model, context, Some(prompt.len()));
+    let options = args.engine.options(model, context, Some(prompt.len()))?;
     show_plan(&options, shown)?;
     let engine = match Engine::open(&options, &reporter, interrupt) {
         Ok(engine) => engine,

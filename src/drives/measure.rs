@@ -196,7 +196,7 @@ impl Measurement<'_> {
         let first = (self.options.seconds * ENGINE_PART / 2.0).min(FIRST.as_secs_f64());
         (first < FIRST.as_secs_f64()).then(|| {
             format!(
-                "--seconds {} compares the first {first:.2} s with the {first:.2} s after them; a warm drive shows after {} s                  and more, which takes --seconds {:.0}",
+                "--seconds {} compares the first {first:.2} s with the {first:.2} s after them; a warm drive shows after {} s and more, which takes --seconds {:.0}",
                 self.options.seconds,
                 FIRST.as_secs(),
                 (2.0 * FIRST.as_secs_f64() / ENGINE_PART).ceil()

@@ -112,8 +112,11 @@ pub(super) fn sync_dir(dir: &Path) -> Result<()> {
 pub(super) fn unwritten(path: &Path, error: &io::Error) -> Error {
     let refused = Error::io(format!("cannot write {}: {error}", path.display()));
     match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             refused.hint("free some space and give the same command again: what is done is kept")
+        }
+        io::ErrorKind::FileTooLarge => {
+            refused.hint("this file system or `ulimit -f` does not allow files so large; what is done is kept")
         }
         _ => refused.hint("what is done is kept; the same command goes on from there"),
     }

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use self::copy::{Copier, Ledger};
 use self::plan::Basis;
 pub use self::plan::{Plan, RootPlan, TrunkPlan};
-use self::roots::Root;
+use self::roots::{Lock, Root};
 use self::source::Shards;
 use self::work::Group;
 use crate::checkpoint::{ExpertTable, Manifest, shard_digest};
@@ -119,35 +119,9 @@ pub fn pack(
     let (table, source, roots) = start(manifest, options)?;
     // Refused before a lock or a directory is made.
     read_lists(&roots, &source)?;
-    let mut locks = roots.iter().map(Root::claim).collect::<Result<Vec<_>>>()?;
-    let model = manifest.dir.canonicalize().unwrap_or_else(|_| manifest.dir.clone());
-    if roots.iter().all(|root| root.place != model) {
-        locks.push(roots::lock(&model, options.take_experts)?);
-    }
-    let mut lists = read_lists(&roots, &source)?;
-    plan::drop_missing_files(&roots, &mut lists, &source);
-    let rates = rates(&roots, &lists, options, manifest, interrupt)?;
-    let shares = uses.and_then(|uses| shares(uses, table));
-    let basis = Basis {
-        manifest,
-        table,
-        source: &source,
-        options,
-        roots: &roots,
-        lists: &lists,
-        rates: &rates,
-        shares: shares.as_deref(),
-    };
-    let plan = plan::make(&basis)?;
-    let groups = work::groups(&basis, &plan);
-    let digests = if options.take_experts {
-        let shards = work::shards_with_experts(table);
-        take::check_allowed(manifest, &shards)?;
-        let digest = |shard: &u16| Ok((*shard, shard_digest(&manifest.shards[usize::from(*shard)])?));
-        shards.iter().map(digest).collect::<Result<Vec<_>>>()?
-    } else {
-        Vec::new()
-    };
+    let mut locks = Vec::new();
+    let prepared = prepare(manifest, table, &source, &roots, options, uses, &mut locks, interrupt);
+    let Prepared { lists, plan, groups, digests } = prepared.inspect_err(|_| roots.iter().for_each(Root::unmake))?;
 
     let mut ledger = begin(&roots, lists, &plan, &source)?;
     let mut packed = Packed { plan, written: 0, bytes: 0, freed_bytes: 0, elapsed: Duration::ZERO };
@@ -181,6 +155,51 @@ pub fn pack(
     Ok(packed)
 }
 
+/// What [`pack`] needs before it writes.
+struct Prepared {
+    lists: Vec<Option<List>>,
+    plan: Plan,
+    groups: Vec<Group>,
+    /// `--move`: of each shard with experts.
+    digests: Vec<(u16, u128)>,
+}
+
+#[allow(clippy::too_many_arguments, reason = "one step of `pack`, which has them all")]
+fn prepare(
+    manifest: &Manifest,
+    table: &ExpertTable,
+    source: &Source,
+    roots: &[Root],
+    options: &PackOptions,
+    uses: Option<&Histogram>,
+    locks: &mut Vec<Lock>,
+    interrupt: &Interrupt,
+) -> Result<Prepared> {
+    for root in roots {
+        locks.push(root.claim()?);
+    }
+    if !roots.iter().any(|root| root.is_at(&manifest.dir)) {
+        locks.push(roots::lock(&manifest.dir, options.take_experts)?);
+    }
+    let mut lists = read_lists(roots, source)?;
+    plan::drop_missing_files(roots, &mut lists, source);
+    let rates = rates(roots, &lists, options, manifest, interrupt)?;
+    let shares = uses.and_then(|uses| shares(uses, table));
+    let shares = shares.as_deref();
+    let basis = Basis { manifest, table, source, options, roots, lists: &lists, rates: &rates, shares };
+    let plan = plan::make(&basis)?;
+    let groups = work::groups(&basis, &plan);
+    let mut digests = Vec::new();
+    if options.take_experts {
+        let shards = work::shards_with_experts(table);
+        take::check_allowed(manifest, &shards)?;
+        for shard in shards {
+            digests.push((shard, shard_digest(&manifest.shards[usize::from(shard)])?));
+        }
+    }
+    Ok(Prepared { lists, plan, groups, digests })
+}
+
 fn start<'m>(manifest: &'m Manifest, options: &PackOptions) -> Result<(&'m ExpertTable, Source, Vec<Root>)> {
     if options.roots.is_empty() || options.replicas == 0 {
         return Err(Error::usage("pack: expected a root (--to) and at least one copy (--replicas)"));
@@ -204,8 +223,7 @@ fn begin(roots: &[Root], lists: Vec<Option<List>>, plan: &Plan, source: &Source)
             Some(list) => List { share: share.clone(), experts: list.experts },
             None => List::new(share.clone()),
         };
-        let listed = List::read(&root.dir, source)?;
-        if listed.is_none_or(|listed| listed.share != list.share || listed.experts != list.experts) {
+        if !list.is_written(&root.dir, source) {
             list.write(&root.dir, source)?;
         }
         sweep::sweep(&root.dir, &list, source.layout.part_offsets.len(), ours)?;
@@ -225,12 +243,14 @@ fn drives(roots: &[Root]) -> usize {
 fn given_rates(roots: &[Root], options: &PackOptions) -> Result<Vec<Option<f64>>> {
     let mut rates = vec![None; roots.len()];
     for (dir, rate) in &options.rates {
-        let place = roots::find(std::slice::from_ref(dir))?.remove(0).place;
-        let at = roots.iter().position(|root| root.place == place).ok_or_else(|| {
+        let at = roots.iter().position(|root| root.is_at(dir)).ok_or_else(|| {
             Error::usage(format!("--rate {}={rate}: no --to names this root", dir.display()))
                 .hint("--rate takes the root as --to has it")
         })?;
-        rates[at] = Some(*rate);
+        if rates[at].replace(*rate).is_some() {
+            return Err(Error::usage(format!("--rate {}={rate}: this root has a --rate already", dir.display()))
+                .hint("give each root one rate at most"));
+        }
     }
     Ok(rates)
 }

@@ -56,7 +56,8 @@ pub struct Shortage {
 pub fn place(problem: &Problem<'_>) -> Result<Vec<Vec<u16>>, Shortage> {
     let mut state = State::new(problem);
     state.place_first_copies()?;
-    for copies in 2..=problem.replicas {
+    // A root takes one copy at most.
+    for copies in 2..=problem.replicas.min(problem.sites.len()) {
         state.add_copies(copies);
     }
     Ok(state.new)

@@ -12,7 +12,7 @@ use super::{PackOptions, room, trunk};
 use crate::checkpoint::{ExpertTable, Manifest};
 use crate::error::{Error, Result};
 use crate::store::ExpertId;
-use crate::store::packed::{List, Share, Source, expert_path};
+use crate::store::packed::{COPY_FILE, LIST_FILE, List, Share, Source, expert_path};
 use crate::trunk::TrunkFormat;
 
 /// Where everything goes, and what of it is there already.
@@ -145,7 +145,9 @@ fn check_sources(table: &ExpertTable, lists: &[Option<List>], shares: &[Share]) 
     let nobody_has = |id: &&ExpertId| !table.is_in_shards(id.layer, id.expert) && !has(id);
     match shares.iter().flat_map(|share| &share.experts).find(nobody_has) {
         Some(id) => Err(Error::model(format!("expert {id} has left the shards, and no root given has it"))
-            .hint("give the roots that hold the model's experts too, with --to")),
+            .hint(format!(
+                "give the roots that hold the model's experts too, with --to; where a root's {LIST_FILE} was lost, put its {COPY_FILE} in its place"
+            ))),
         None => Ok(()),
     }
 }

@@ -9,9 +9,9 @@ use crate::error::{Error, Result};
 /// Directories and what a file system needs to hold files at all.
 const SLACK_BYTES: u64 = 256 << 10;
 
-/// Bytes besides experts and trunk that a root takes: its list twice while it is replaced, and a directory a layer.
+/// Bytes besides experts and trunk that a root takes: its list and the copy twice while they are replaced, and a directory a layer.
 fn overhead(basis: &Basis<'_>) -> u64 {
-    2 * basis.source.list_bytes_max() as u64 + 8192 * basis.table.moe_layers.len() as u64 + SLACK_BYTES
+    4 * basis.source.list_bytes_max() as u64 + 8192 * basis.table.moe_layers.len() as u64 + SLACK_BYTES
 }
 
 /// Bytes for experts on a file system, with `--move` those included that the shards will give back there.

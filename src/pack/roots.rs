@@ -15,6 +15,7 @@ pub(super) struct Root {
     pub dir: PathBuf,
     /// Without links, as far as it exists.
     pub place: PathBuf,
+    identity: Identity,
     /// The physical drive it is on.
     pub drive: String,
     /// The file system it is on.
@@ -22,6 +23,11 @@ pub(super) struct Root {
     /// Bytes that may still be written there.
     pub free: u64,
 }
+
+/// What one directory has in common under all its names, be they links or mounts: device and number of the part that is
+/// there, and the names after it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Identity(u64, u64, PathBuf);
 
 /// A lock that the kernel gives back when the process ends, however it ends.
 #[derive(Debug)]
@@ -37,7 +43,7 @@ pub(super) fn find(dirs: &[PathBuf]) -> Result<Vec<Root>> {
     let mut roots: Vec<Root> = Vec::with_capacity(dirs.len());
     for dir in dirs {
         let root = Root::find(dir)?;
-        if let Some(same) = roots.iter().find(|other| other.place == root.place) {
+        if let Some(same) = roots.iter().find(|other| other.is_same(&root)) {
             return Err(Error::usage(format!(
                 "--to {} and --to {} are one directory",
                 same.dir.display(),
@@ -60,17 +66,26 @@ impl Root {
         if !metadata.is_dir() {
             return Err(Error::usage(format!("--to {}: {} is no directory", dir.display(), there.display())));
         }
-        let place = match absolute.strip_prefix(there) {
-            Ok(rest) if !rest.as_os_str().is_empty() => real.join(rest),
-            _ => real.clone(),
-        };
+        let rest = absolute.strip_prefix(there).unwrap_or(Path::new(""));
+        let place = if rest.as_os_str().is_empty() { real.clone() } else { real.join(rest) };
         Ok(Self {
             dir: dir.to_owned(),
             place,
+            identity: Identity(metadata.dev(), metadata.ino(), rest.to_owned()),
             drive: drive(metadata.dev()),
             file_system: metadata.dev(),
             free: space::available(&real).map_err(unreadable)?,
         })
+    }
+
+    /// Whether both are one directory, whatever they are called.
+    pub fn is_same(&self, other: &Root) -> bool {
+        self.place == other.place || self.identity == other.identity
+    }
+
+    /// Whether it is the directory at `dir`.
+    pub fn is_at(&self, dir: &Path) -> bool {
+        Root::find(dir).is_ok_and(|root| self.is_same(&root))
     }
 
     /// Makes the directory where it is not there, and locks it.
@@ -81,6 +96,13 @@ impl Root {
         fs::create_dir_all(&self.dir)
             .map_err(|e| Error::io(format!("cannot make the directory {}: {e}", self.dir.display())))?;
         lock(&self.dir, true)
+    }
+
+    /// Removes the directory again where it was not there when it was looked at and nothing is in it.
+    pub fn unmake(&self) {
+        let made = self.identity.2.ancestors().filter(|rest| !rest.as_os_str().is_empty());
+        // One that is not empty stays, and those above it with it.
+        let _ = self.place.ancestors().zip(made).try_for_each(|(dir, _)| fs::remove_dir(dir));
     }
 }
 

@@ -193,10 +193,10 @@ pub(super) fn check(path: &Path, interrupt: &Interrupt) -> Result<u64> {
 }
 
 /// The trunk files in `root`.
-pub(super) fn files_in(root: &Path) -> Vec<PathBuf> {
+pub(super) fn files_in(root: &Path) -> Vec<(TrunkFormat, PathBuf)> {
     let formats = [TrunkFormat::Bf16, TrunkFormat::Bf12, TrunkFormat::Int8];
-    let paths = formats.map(|format| root.join(format!("trunk.{}", format.name())));
-    paths.into_iter().filter(|path| path.exists()).collect()
+    let paths = formats.map(|format| (format, root.join(format!("trunk.{}", format.name()))));
+    paths.into_iter().filter(|(_, path)| path.exists()).collect()
 }
 
 /// The table without checksums, where the data begins, and about the bytes of the file.

@@ -19,6 +19,7 @@ use crate::error::{Error, Kind, Result};
 use crate::interrupt::Interrupt;
 use crate::store::ExpertId;
 use crate::store::packed::{PackedRoot, expert_path};
+use crate::trunk::{TrunkFile, TrunkFormat};
 
 /// Threads a place: enough to keep a drive busy with whole experts.
 const THREADS_A_PLACE: usize = 3;
@@ -125,7 +126,7 @@ impl Verified {
             message += &format!("\n  … and {more} more");
         }
         Some(Error::model(message).hint(
-            "remove a damaged expert file and run `deltafin pack` again, which writes it anew; download a damaged shard again",
+            "remove a damaged expert or trunk file and give the same `deltafin pack` again, which writes it anew; download a damaged shard again",
         ))
     }
 }
@@ -141,8 +142,9 @@ impl Verifier<'_> {
             places.push((Place::Root(root), root.experts.iter().map(|expert| expert.id).collect()));
         }
         let copies: u64 = places.iter().map(|(_, experts)| experts.len() as u64).sum();
-        let files: Vec<PathBuf> = self.roots.iter().flat_map(|root| trunk::files_in(&root.dir)).collect();
-        let file_bytes: u64 = files.iter().filter_map(|file| file.metadata().ok()).map(|meta| meta.len()).sum();
+        let files: Vec<(TrunkFormat, PathBuf)> =
+            self.roots.iter().flat_map(|root| trunk::files_in(&root.dir)).collect();
+        let file_bytes: u64 = files.iter().filter_map(|(_, file)| file.metadata().ok()).map(|meta| meta.len()).sum();
         let expert_bytes = self.shards.as_ref().map_or(0, |(shards, _)| shards.layout.file_bytes);
         let all = copies * expert_bytes + self.manifest.trunk_bytes() + file_bytes;
         let next: Vec<AtomicUsize> = places.iter().map(|_| AtomicUsize::new(0)).collect();
@@ -242,7 +244,7 @@ impl Verifier<'_> {
     }
 
     /// The trunk: in the shards for whether it can be read, in trunk files for its checksums.
-    fn read_trunk(&self, files: &[PathBuf]) -> Result<()> {
+    fn read_trunk(&self, files: &[(TrunkFormat, PathBuf)]) -> Result<()> {
         let mut buffer = vec![0; PIECE_BYTES];
         for tensor in &self.manifest.trunk {
             let path = &self.manifest.shards[usize::from(tensor.span.shard)];
@@ -263,8 +265,10 @@ impl Verifier<'_> {
                 self.add(format!("{}: {}: bytes {from} to {to} cannot be read: {why}", path.display(), tensor.name));
             }
         }
-        for file in files {
-            match trunk::check(file, self.interrupt) {
+        for (format, file) in files {
+            let checked =
+                TrunkFile::open(file.clone(), *format, self.manifest).and_then(|_| trunk::check(file, self.interrupt));
+            match checked {
                 Ok(bytes) => drop(self.bytes.fetch_add(bytes, Ordering::Relaxed)),
                 Err(error) if matches!(error.kind(), Kind::Interrupted(_)) => return Err(error),
                 Err(error) => self.add(error.message().to_owned()),

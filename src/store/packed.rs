@@ -6,6 +6,7 @@
 //! or whose `pack` was killed, is good for what its list names.
 
 mod list;
+mod roots_file;
 mod whole;
 
 use std::path::{Path, PathBuf};
@@ -14,7 +15,8 @@ use super::ExpertId;
 use crate::checkpoint::{ExpertTable, Manifest};
 use crate::error::{Error, Result};
 
-pub(crate) use self::list::{LIST_FILE, List, Share, Source};
+pub(crate) use self::list::{COPY_FILE, LIST_FILE, List, Share, Source};
+pub use self::roots_file::{ROOTS_FILE, listed_roots};
 pub(crate) use self::whole::read_whole;
 
 /// Parts of an expert begin at multiples of this in its file, and the file ends at one.
@@ -67,7 +69,11 @@ impl PackedRoot {
 
     fn open_of(dir: &Path, source: &Source) -> Result<Self> {
         let Some(list) = List::read(dir, source)? else {
-            let why = if dir.is_dir() { format!("it has no {LIST_FILE}") } else { "no such directory".into() };
+            let why = match dir.metadata() {
+                Ok(found) if found.is_dir() => format!("it has no {LIST_FILE}"),
+                Ok(_) => "it is no directory".into(),
+                Err(error) => error.to_string(),
+            };
             return Err(Error::model(format!("{}: not a root of packed experts: {why}", dir.display()))
                 .hint("give the directories that `deltafin pack --to` wrote"));
         };

@@ -155,13 +155,12 @@ impl Disk for System {
     fn open(&self, path: &Path, direct: bool) -> io::Result<Arc<dyn DiskFile>> {
         let mut options = File::options();
         options.read(true);
-        #[cfg(target_os = "linux")]
-        if direct {
-            options.custom_flags(libc::O_DIRECT);
+        // Opening a pipe would wait for a writer; with this it does not, and files know no difference.
+        let wanted = if direct { sys::DIRECT } else { 0 };
+        let file = options.custom_flags(libc::O_NONBLOCK | wanted).open(path)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "no regular file"));
         }
-        #[cfg(not(target_os = "linux"))]
-        options.custom_flags(0);
-        let file = options.open(path)?;
         if direct {
             sys::past_page_cache(&file)?;
         } else {
@@ -190,6 +189,9 @@ mod sys {
     use std::os::fd::AsRawFd;
 
     use super::ALIGN;
+
+    /// Flags of `open` for reads past the page cache.
+    pub const DIRECT: i32 = libc::O_DIRECT;
 
     /// Checks that the open `O_DIRECT` file really bypasses the page cache, as far as the system tells.
     pub fn past_page_cache(file: &File) -> io::Result<()> {
@@ -242,6 +244,9 @@ mod sys {
     use std::io;
     use std::os::fd::AsRawFd;
 
+    /// Flags of `open` for reads past the page cache: there are none, it is told of the open file.
+    pub const DIRECT: i32 = 0;
+
     /// Turns caching and read-ahead off for this descriptor.
     pub fn past_page_cache(file: &File) -> io::Result<()> {
         // SAFETY: flags of an open descriptor; touches no memory.
@@ -264,6 +269,9 @@ mod sys {
 mod sys {
     use std::fs::File;
     use std::io;
+
+    /// No flags.
+    pub const DIRECT: i32 = 0;
 
     /// No way past the page cache is known for this system.
     pub fn past_page_cache(_file: &File) -> io::Result<()> {

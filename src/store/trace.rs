@@ -78,7 +78,9 @@ impl Trace {
     /// # Errors
     /// Kind `Io` when there is none, or when it is damaged, of another version or no trace at all.
     pub fn read(path: &Path) -> Result<Self> {
-        let fail = |what: String| Error::io(format!("trace {} {what}", path.display()));
+        let fail = |what: String| {
+            Error::io(format!("trace {} {what}", path.display())).hint("give a file that a run recorded its routing in")
+        };
         let payload = sealed::read(path, MAGIC, PAYLOAD_BYTES_MAX).map_err(fail)?;
         let payload = payload.ok_or_else(|| fail("does not exist".to_owned()))?;
         Self::from_payload(&payload).map_err(|error| fail(format!("is damaged: {}", error.message())))

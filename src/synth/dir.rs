@@ -53,6 +53,11 @@ fn owner(dir: &Path, recipe: &Recipe) -> Result<Owner> {
         others += usize::from(entry.file_name() != RECIPE_FILE);
     }
     let path = dir.join(RECIPE_FILE);
+    // Asked before it is opened: opening a pipe would wait for a writer.
+    if fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
+        return Err(Error::usage(format!("{} is no regular file", path.display()))
+            .hint("choose a directory that is empty or does not exist yet"));
+    }
     let mut text = String::new();
     match File::open(&path) {
         Ok(file) => file

@@ -44,6 +44,8 @@ pub(crate) struct Entry {
 impl Table {
     /// The table of the file at `path`, if it is a trunk file.
     pub(crate) fn read(path: &Path) -> Option<Self> {
+        // Asked before it is opened: opening a pipe would wait for a writer.
+        std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
         let mut file = File::open(path).ok()?;
         let mut head = [0; 16];
         file.read_exact(&mut head).ok()?;
@@ -87,7 +89,11 @@ impl TrunkFile {
         Self::open(path, format, manifest).map(Some)
     }
 
-    fn open(path: PathBuf, format: TrunkFormat, manifest: &Manifest) -> Result<Self> {
+    /// The trunk file of `format` at `path`.
+    ///
+    /// # Errors
+    /// As [`TrunkFile::find`].
+    pub(crate) fn open(path: PathBuf, format: TrunkFormat, manifest: &Manifest) -> Result<Self> {
         let hint = "remove that file; pack --trunk writes it again";
         let refused = |what: String| Error::model(format!("{}: {what}", path.display())).hint(hint);
         let table =

@@ -13,6 +13,7 @@ const SECONDS_MAX: f64 = 86_400.0;
 const READ_BYTES_MAX: u64 = 1 << 30;
 const MILLISECONDS_MAX: f64 = 1e7;
 const MICROSECONDS_MAX: f64 = 1e7;
+const TOKENS_MAX: usize = 100_000;
 
 /// GB/s of one drive after the other; one at least.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,6 +58,15 @@ pub(super) fn read_bytes(text: &str) -> Result<usize, String> {
         return Err(format!("too large: expected {READ_BYTES_MAX} bytes at most"));
     }
     Ok((bytes as usize).next_multiple_of(ALIGN))
+}
+
+/// Tokens to simulate: those made up are kept, and a hundred thousand of K3 are 0.3 GB.
+///
+/// # Errors
+/// Says what is legal.
+pub(super) fn tokens(text: &str) -> Result<usize, String> {
+    let tokens = args::positive(text)?;
+    if tokens <= TOKENS_MAX { Ok(tokens) } else { Err(format!("too large: expected {TOKENS_MAX} at most")) }
 }
 
 /// A number from 0 to 1.

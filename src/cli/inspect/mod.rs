@@ -57,7 +57,7 @@ pub(super) fn run(args: &InspectArgs, shown: &Shown, interrupt: &Interrupt) -> R
     let directory = args::model_dir(&args.model)?;
     let config = ModelConfig::load(&directory)?;
     let context = args.engine.context.unwrap_or(CONTEXT.min(config.max_position_embeddings));
-    let options = args.engine.options(directory, context, None);
+    let options = args.engine.options(directory, context, None)?;
     let reporter = Reporter::new(shown);
     let mut progress = |done, total| reporter.working("reading", done, total);
     let reading = args.verify.then_some(Reading { progress: &mut progress, interrupt });

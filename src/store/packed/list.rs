@@ -16,6 +16,8 @@ use crate::error::{Error, Result};
 
 /// File name of the list.
 pub(crate) const LIST_FILE: &str = "experts.list";
+/// File name of its copy. With the list go the checksums, and experts that have left the shards would be lost with it.
+pub(crate) const COPY_FILE: &str = "experts.list.copy";
 
 const MAGIC: Magic = *b"DFPACK_\x01";
 /// Bytes of the source's name that are kept.
@@ -118,7 +120,7 @@ impl List {
         let path = dir.join(LIST_FILE);
         let refuse = |what: &str| {
             Error::model(format!("{} {what}", path.display())).hint(format!(
-                "remove {} and pack again: experts that are still whole cost only their time",
+                "put {COPY_FILE}, which lies beside it, in its place; or, if the shards have all experts, remove {} and pack again",
                 path.display()
             ))
         };
@@ -144,12 +146,22 @@ impl List {
         list.map(Some).ok_or_else(|| refuse("is damaged: its fields contradict each other"))
     }
 
-    /// Replaces the list in `dir`.
+    /// Replaces the list in `dir`, then its copy.
     ///
     /// # Errors
     /// Kind `Io` when it cannot be written; what was there is then still there.
     pub(crate) fn write(&self, dir: &Path, source: &Source) -> Result<()> {
-        sealed::write(&dir.join(LIST_FILE), MAGIC, &self.payload(source))
+        let payload = self.payload(source);
+        sealed::write(&dir.join(LIST_FILE), MAGIC, &payload)?;
+        sealed::write(&dir.join(COPY_FILE), MAGIC, &payload)
+    }
+
+    /// Whether the list in `dir` and its copy both say this.
+    pub(crate) fn is_written(&self, dir: &Path, source: &Source) -> bool {
+        let payload = self.payload(source);
+        let says_this =
+            |name| matches!(sealed::read(&dir.join(name), MAGIC, payload.len()), Ok(Some(found)) if found == payload);
+        says_this(LIST_FILE) && says_this(COPY_FILE)
     }
 
     fn payload(&self, source: &Source) -> Vec<u8> {
