@@ -1,12 +1,14 @@
 //! Everything but matrix products on the shapes of the released Kimi K3: the delta rule, latent attention, the products
-//! around it, the short convolution, the residual mix, the activation:
+//! around it, the router, the short convolution, the residual mix, the activation:
 //! `cargo bench --bench vector [-- --quick] [isa…] [name…]`. Lines as of the bench `kernels`.
 
 mod measure;
 
 use std::hint::black_box;
 
+use deltafin::config::MoeConfig;
 use deltafin::kernels::{Matrix, Weights};
+use deltafin::model::Routes;
 
 use self::measure::{Bench, Wanted, pool, wave};
 
@@ -32,11 +34,15 @@ fn main() {
             kda_rows(&mut bench, *rows);
             absorb(&mut bench, pool, *rows);
             expand(&mut bench, pool, *rows);
+            router(&mut bench, pool, *rows);
             short_conv(&mut bench, *rows);
             attn_res_mix(&mut bench, *rows);
         }
-        let sizes: &[(usize, usize)] =
-            if quick { &[(1, 1024), (16, 512)] } else { &[(1, 4096), (1, 32768), (8, 4096), (64, 4096), (512, 512)] };
+        let sizes: &[(usize, usize)] = if quick {
+            &[(1, 1024), (16, 512)]
+        } else {
+            &[(1, 1024), (1, 4096), (1, 32768), (8, 4096), (64, 4096), (512, 512)]
+        };
         for (rows, keys) in sizes {
             latent_attention(&mut bench, *rows, *keys);
         }
@@ -89,6 +95,36 @@ fn expand(bench: &mut Bench<'_>, pool: &[u8], rows: usize) {
         layer += 1;
         compute.matmul_heads(kv_b(pool, layer), HEADS, 2 * DIM, DIM, DIM, &x, &mut y);
         black_box(&y);
+    });
+}
+
+/// The gate's product, the sigmoid, and the choice of 16 of 896 experts for each row, which is one thread's.
+fn router(bench: &mut Bench<'_>, pool: &[u8], rows: usize) {
+    let moe = MoeConfig {
+        num_experts: 896,
+        num_experts_per_token: 16,
+        num_shared_experts: 2,
+        moe_intermediate_size: 3072,
+        moe_renormalize: true,
+        routed_scaling_factor: 1.0,
+        num_expert_group: 1,
+        topk_group: 1,
+        routed_expert_hidden_size: Some(3584),
+        latent_moe_use_norm: true,
+    };
+    let (experts, hidden) = (moe.num_experts, 7168);
+    let bytes = experts * hidden * 2;
+    let (x, bias, mut logits) = (wave(rows * hidden), wave(experts), vec![0.0; rows * experts]);
+    let (mut scores, mut layer) = (logits.clone(), 0);
+    let compute = bench.compute;
+    let weights = (experts * hidden) as f64;
+    bench.line(&format!("router × {rows}"), 2.0 * weights, weights * rows as f64, || {
+        layer += 1;
+        let gate = Weights::Bf16(&pool[layer % (pool.len() / bytes) * bytes..][..bytes]);
+        compute.matmul(Matrix { rows: experts, cols: hidden, weights: gate }, &x, &mut logits);
+        scores.copy_from_slice(&logits);
+        compute.sigmoid(&mut scores);
+        black_box(Routes::choose(&moe, &logits, &scores, &bias).expect("finite scores"));
     });
 }
 

@@ -122,6 +122,39 @@ fn a_row_has_every_field() {
 }
 
 #[test]
+fn the_fields_of_a_row_agree_with_each_other_and_with_the_flags() {
+    for (flags, trunk) in [
+        (&["--threads", "1", "--isa", "scalar"][..], "bf16"),
+        (&["--threads", "2", "--trunk", "bf12", "--no-direct"], "bf12"),
+        (&["--trunk", "int8", "--cold", "--no-lookahead"], "int8 (quantized)"),
+    ] {
+        let args = ["-p", "24", "-n", "6", "-r", "2", "--expert-memory", "3MiB", "--limits"];
+        for row in rows(&synthetic(), &[&args, flags].concat()) {
+            let near = |what: &str, own: f64, other: f64| {
+                assert!((own - other).abs() <= 1e-6 * other.abs() + 1e-9, "{what}: {own}, {other}: {row}");
+            };
+            let of = |name: &str| number(&row, name);
+            let seconds = row["seconds"]["mean"].as_f64().expect("a number");
+            near("bytes a token", of("bytes_per_token") * of("tokens"), of("bytes_read"));
+            near("amplification", of("amplification"), of("expert_bytes_read") / of("expert_bytes_needed"));
+            near("disk rate", of("disk_gb_per_s"), of("bytes_read") / 1e9 / seconds);
+            near("disk share", of("disk_share"), of("disk_gb_per_s") / of("disk_limit_gb_per_s"));
+            assert!(
+                of("first_token_s") <= seconds && of("wait_share") <= 1.0 && of("disk_busy_share") <= 1.001,
+                "{row}"
+            );
+            assert!(of("bytes_read") >= of("expert_bytes_read") && of("hit_rate") < 1.0, "{row}");
+            assert_eq!(row["trunk"], trunk);
+            let is_direct = row["io_mode"] == "direct";
+            assert!(!is_direct || !flags.contains(&"--no-direct"), "{row}");
+            let flag = |name: &str| flags.iter().position(|flag| *flag == name).map(|at| flags[at + 1]);
+            assert!(flag("--threads").is_none_or(|threads| row["threads"].as_u64() == threads.parse().ok()), "{row}");
+            assert!(flag("--isa").is_none_or(|isa| row["isa"] == isa), "{row}");
+        }
+    }
+}
+
+#[test]
 fn small_numbers_give_rows_without_odd_values() {
     let cases: [(&[&str], &[&str]); 6] = [
         (&["-p", "8", "-n", "0"], &["pp8"]),

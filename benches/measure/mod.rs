@@ -1,6 +1,8 @@
 //! Times of kernels beside what the machine can do at best, measured in turns with them, so that whoever else uses the
 //! machine takes from both.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use deltafin::interrupt::Interrupt;
@@ -14,12 +16,14 @@ const PART_BYTES: usize = 64 << 20;
 pub struct Wanted {
     filters: Vec<String>,
     pub quick: bool,
+    /// The best time of each line on one thread, by instruction set and name.
+    alone: RefCell<HashMap<(&'static str, String), f64>>,
 }
 
 impl Wanted {
     pub fn from_args() -> Self {
         let filters = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
-        Self { filters, quick: std::env::args().any(|a| a == "--quick") }
+        Self { filters, quick: std::env::args().any(|a| a == "--quick"), alone: RefCell::default() }
     }
 
     /// Every instruction set asked for, on one thread and on all; those that this processor lacks are named.
@@ -73,7 +77,8 @@ impl<'a> Bench<'a> {
     }
 
     /// Times `f`, which reads `bytes` from memory and does `fma` multiply-adds, in turns with the limits; prints a line
-    /// with the best and the median time, and the best time's share of the limits.
+    /// with the best and the median time, the best time's share of the limits, and on several threads how many times as
+    /// fast as on one.
     pub fn line(&mut self, name: &str, bytes: f64, fma: f64, mut f: impl FnMut()) {
         if !self.wanted.line(name) {
             return;
@@ -91,8 +96,11 @@ impl<'a> Bench<'a> {
         times.sort_unstable_by(f64::total_cmp);
         let at = |part: usize| times[(times.len() - 1) * part / 4];
         let (best, median) = (times[0], at(2));
+        let mut alone = self.wanted.alone.borrow_mut();
+        let of_one = alone.get(&(self.compute.isa_name(), name.to_owned()));
+        let faster = of_one.map_or(String::new(), |one| format!("  {:.2} × one thread", one / best));
         println!(
-            "  {name:<36} {:>10.1} µs, median {:>10.1} ± {:>2.0} %  {:>6.1} GB/s {:>4.0} %  {:>7.1} GFLOP/s {:>4.0} %",
+            "  {name:<36} {:>10.1} µs, median {:>10.1} ± {:>2.0} %  {:>6.1} GB/s {:>4.0} %  {:>7.1} GFLOP/s {:>4.0} %{faster}",
             best * 1e6,
             median * 1e6,
             50.0 * (at(3) - at(1)) / median,
@@ -101,6 +109,9 @@ impl<'a> Bench<'a> {
             2.0 * fma / best / 1e9,
             100.0 * fma / best / self.fma,
         );
+        if self.compute.threads() == 1 {
+            alone.insert((self.compute.isa_name(), name.to_owned()), best);
+        }
     }
 
     fn measure_limits(&mut self) {

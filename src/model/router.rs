@@ -41,7 +41,7 @@ impl Routes {
     ///
     /// # Errors
     /// The row whose logits or biased scores are not all finite.
-    pub(super) fn choose(moe: &MoeConfig, logits: &[f32], scores: &[f32], bias: &[f32]) -> Result<Self, usize> {
+    pub fn choose(moe: &MoeConfig, logits: &[f32], scores: &[f32], bias: &[f32]) -> Result<Self, usize> {
         let (experts, top_k) = (moe.num_experts, moe.num_experts_per_token);
         let rows = logits.len() / experts;
         let mut routes = Self { ids: Vec::new(), weights: Vec::new(), top_k };
