@@ -247,6 +247,9 @@ fn flags_without_effect_or_sense_are_refused() {
         &["--simulate", "1", "--cache-share", "1.5"],
         &["--simulate", "1", "--cache-share", "0.1", "--memory", "1T"],
         &["--simulate", "1", "--jitter", "2"],
+        &["--simulate", "1", "--stall", "0.1"],
+        &["--simulate", "1", "--stall", "2,1"],
+        &[root, "--stall", "0.1,1"],
         &["--simulate", "1", "--tokens", "0"],
         &["--simulate", "1", "--tokens", "99999999999"],
         &["--simulate", "1", "--compute-ms", "-1"],
@@ -306,6 +309,18 @@ fn on_paper_the_same_seed_gives_the_same_figures_and_memory_helps() {
     let one = ladder(&["--seed", "3"]);
     assert_eq!(one, ladder(&["--seed", "3"]));
     assert!(rate(&ladder(&["--memory", "512GiB"])) > rate(&one));
+}
+
+#[test]
+fn on_paper_reads_that_hang_are_done_elsewhere() {
+    let (whole, hanging) = (ladder(&[]), ladder(&["--stall", "0.00005,300"]));
+    assert_eq!(whole[3]["stalls"], 0);
+    assert!(hanging[3]["stalls"].as_u64() > Some(0) && hanging[3]["given_up"].as_u64() > Some(0), "{}", hanging[3]);
+    let rate = |rung: &Value| rung["tokens_per_s"].as_f64().unwrap();
+    assert!(rate(&hanging[0]) < 0.1 * rate(&hanging[3]), "one drive alone is waited for: {hanging:?}");
+    let args = ["--simulate", "13.6,7.1", "--tokens", "3", "--stall", "0.0001,1"];
+    let table = ends_with(&args, 0).0;
+    assert!(table.contains("reads that hung") && table.lines().all(|line| line.chars().count() <= 80), "{table}");
 }
 
 #[test]

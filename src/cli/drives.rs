@@ -121,7 +121,10 @@ struct EstimateArgs {
     /// Microseconds before a read's first byte [default: 100, or as measured]
     #[arg(long, value_name = "N", value_parser = values::microseconds, requires = "estimated")]
     latency_us: Option<f64>,
-    /// Decides jitter and made-up routing [default: 0]
+    /// Part of each drive's reads that hang, and for how many seconds, e.g. 0.00001,10
+    #[arg(long, value_name = "PART,S", value_parser = values::stall, requires = "estimated")]
+    stall: Option<values::Stall>,
+    /// Decides jitter, stalls and made-up routing [default: 0]
     #[arg(long, value_name = "N", requires = "estimated")]
     seed: Option<u64>,
     /// Take the experts of each token from this trace instead of making them up
@@ -197,18 +200,28 @@ fn wanted(args: &EstimateArgs, shown: &Shown) -> Result<Option<Wanted>> {
 }
 
 fn on_paper(rates: &values::Rates, args: &EstimateArgs) -> Vec<DriveOnPaper> {
-    let (latency_us, jitter) = (args.latency_us.unwrap_or(LATENCY_US), args.jitter.unwrap_or(JITTER));
-    rates.0.iter().map(|rate| DriveOnPaper { gb_per_s: *rate, latency_us, jitter }).collect()
+    rates.0.iter().map(|rate| drive(*rate, LATENCY_US, args)).collect()
+}
+
+/// A drive with what the flags say of all drives.
+fn drive(gb_per_s: f64, latency_us: f64, args: &EstimateArgs) -> DriveOnPaper {
+    let stall = args.stall.unwrap_or_default();
+    DriveOnPaper {
+        gb_per_s,
+        latency_us: args.latency_us.unwrap_or(latency_us),
+        jitter: args.jitter.unwrap_or(JITTER),
+        stall_share: stall.share,
+        stall_s: stall.seconds,
+    }
 }
 
 /// The measured drives, the fastest first.
 fn of_report(report: &Report, args: &EstimateArgs) -> Vec<DriveOnPaper> {
     let whole = report.drives.iter().filter(|drive| drive.same_device_as.is_none() && drive.error.is_none());
     let mut drives: Vec<DriveOnPaper> = whole
-        .filter_map(|drive| {
-            let page = drive.rates.iter().find(|rate| rate.pattern == "page").and_then(|rate| rate.p50_ms);
-            let latency_us = args.latency_us.or(page.map(|ms| ms * 1e3)).unwrap_or(LATENCY_US);
-            Some(DriveOnPaper { gb_per_s: drive.gb_per_s?, latency_us, jitter: args.jitter.unwrap_or(JITTER) })
+        .filter_map(|found| {
+            let page = found.rates.iter().find(|rate| rate.pattern == "page").and_then(|rate| rate.p50_ms);
+            Some(drive(found.gb_per_s?, page.map_or(LATENCY_US, |ms| ms * 1e3), args))
         })
         .collect();
     drives.sort_by(|a, b| b.gb_per_s.total_cmp(&a.gb_per_s));

@@ -11,7 +11,7 @@ use crate::checkpoint::Manifest;
 use crate::config::ModelConfig;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::store::simulate::{self, SimulatedDrive, SimulatedFigures, SimulatedRun};
+use crate::store::simulate::{self, SimulatedDrive, SimulatedFigures, SimulatedRun, Stalls};
 use crate::synth::{self, Shape};
 
 /// What of a model decides how it is read.
@@ -140,6 +140,10 @@ pub struct DriveOnPaper {
     pub latency_us: f64,
     /// Standard deviation of a read's time, as a part of it.
     pub jitter: f64,
+    /// Part of its reads that hang.
+    pub stall_share: f64,
+    /// Seconds that such a read hangs.
+    pub stall_s: f64,
 }
 
 /// Simulates `run` of `model` on the first of `drives`, the first two, and so on.
@@ -179,6 +183,8 @@ pub fn estimate(model: &Model, drives: &[DriveOnPaper], run: &Run) -> Result<Est
             bytes_per_s: drive.gb_per_s * 1e9,
             latency: Duration::from_secs_f64(drive.latency_us / 1e6),
             jitter: drive.jitter,
+            stalls: Stalls { share: drive.stall_share, time: Duration::from_secs_f64(drive.stall_s) },
+            dies_at: None,
         })
         .collect();
     let ladder = simulate::ladder(&on_paper, &simulated, &mut |token| routing.token(token));

@@ -21,6 +21,8 @@ pub use measure::measure;
 pub use report::{Drive, Rate, Report, Rung, Share, Together};
 pub use target::{Source, SourceKind};
 
+pub use crate::store::simulate::SimulatedFigures;
+
 /// Bytes of an expert of the released K3.
 pub const K3_EXPERT_BYTES: usize = 17_547_264;
 

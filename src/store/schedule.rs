@@ -188,8 +188,9 @@ impl<J> DriveState<J> {
         self.flights.len() >= self.depth && self.flights.iter().all(|flight| flight.is_overdue)
     }
 
+    /// Whether a read hangs and nothing came since that was found: a drive that delivers meanwhile is as good as any.
     fn is_hanging(&self) -> bool {
-        self.flights.iter().any(|flight| flight.is_overdue)
+        self.errors > 0 && self.flights.iter().any(|flight| flight.is_overdue)
     }
 
     /// Seconds until `bytes` more would be there; later than from any drive in order for one that is not.

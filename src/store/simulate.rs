@@ -2,7 +2,8 @@
 //! choice of what to keep and the guesses are the store's own.
 //!
 //! A drive is a pipe: a read ends when its bytes have passed, at the drive's rate, behind those of the reads before it, and
-//! not before the latency is over. Every drive has a copy of every expert, so that any may read any piece.
+//! not before the latency is over. Now and then a read may hang while those behind it pass, and from some moment on all
+//! reads of a drive may fail. Every drive has a copy of every expert, so that any may read any piece.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -14,7 +15,8 @@ use rustc_hash::FxHashMap;
 use super::cache::{Hold, Reserved, Table, View};
 use super::catalog::Index;
 use super::lookahead::{Ahead, Guess};
-use super::schedule::Schedule;
+use super::request::PATIENCE;
+use super::schedule::{Failed, Schedule, Taken};
 use super::slots::Started;
 use crate::synth::rng::Rng;
 
@@ -23,9 +25,11 @@ const DEPTH: usize = 8;
 const PIECE_BYTES: u64 = 2 << 20;
 /// Part of a layer's computing that comes before its router has chosen.
 const BEFORE_ROUTER: f64 = 0.5;
+/// Sets the dice of stalls apart from those of jitter and guesses.
+const STALL_SEED: u64 = 0x57a1_1ed0;
 
 /// A drive that exists on paper.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct SimulatedDrive {
     /// Bytes a second of large reads.
     pub bytes_per_s: f64,
@@ -33,6 +37,19 @@ pub struct SimulatedDrive {
     pub latency: Duration,
     /// Standard deviation of a read's time, as a share of it.
     pub jitter: f64,
+    /// Reads that hang.
+    pub stalls: Stalls,
+    /// From then on every read fails, those under way too. Not for all drives: somebody has to have the experts.
+    pub dies_at: Option<Duration>,
+}
+
+/// How often, and how long, a read hangs.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Stalls {
+    /// Share of reads.
+    pub share: f64,
+    /// Added to the time of such a read.
+    pub time: Duration,
 }
 
 /// What is run on the drives.
@@ -58,7 +75,7 @@ pub struct SimulatedRun {
     pub tokens: usize,
     /// Tokens before them that fill the cache and are not counted.
     pub warm_up: usize,
-    /// Decides jitter and guesses.
+    /// Decides jitter, stalls and guesses.
     pub seed: u64,
 }
 
@@ -83,6 +100,12 @@ pub struct SimulatedFigures {
     pub lookahead_useful: f64,
     /// Of them for guesses that did not.
     pub lookahead_wasted: f64,
+    /// Reads that hung.
+    pub stalls: u64,
+    /// Experts whose read was given up because it hung, to be read elsewhere.
+    pub given_up: u64,
+    /// Pieces that were read from another drive after a failure.
+    pub retries: u64,
 }
 
 /// Figures of the first drive alone, of the first two, and so on. `routing` begins anew for each: its argument is the
@@ -98,13 +121,14 @@ pub fn ladder(
 /// Runs the step loop.
 ///
 /// # Panics
-/// Without a drive, or with sizes that are 0.
+/// Without a drive that lives, or with sizes that are 0.
 pub fn simulate(
     drives: &[SimulatedDrive],
     run: &SimulatedRun,
     routing: &mut dyn FnMut(usize) -> Vec<u16>,
 ) -> SimulatedFigures {
-    assert!(!drives.is_empty() && run.moe_layers * run.experts * run.top_k > 0 && run.expert_bytes > 0);
+    assert!(drives.iter().any(|drive| drive.dies_at.is_none()), "somebody has to have the experts");
+    assert!(run.moe_layers * run.experts * run.top_k > 0 && run.expert_bytes > 0);
     let mut world = World::new(drives, run);
     for token in 0..run.warm_up {
         world.token(run, &routing(token));
@@ -122,14 +146,18 @@ struct Event {
     at: Duration,
     ticket: u64,
     drive: usize,
-    group: u64,
-    bytes: u64,
+    /// Piece `job % pieces` of fill `job / pieces`.
+    job: u64,
+    fails: bool,
 }
 
 /// An expert on its way.
 struct Fill {
-    slot: u32,
+    hold: Hold,
+    /// Those that have not come.
     pieces: usize,
+    /// The slot's next owner does not wait for it.
+    is_given_up: bool,
 }
 
 #[derive(Default, Clone)]
@@ -140,6 +168,9 @@ struct Counts {
     wasted: u64,
     asked: u64,
     hits: u64,
+    stalls: u64,
+    given_up: u64,
+    retries: u64,
     /// Time in which something was queued or being read, and the bytes that came meanwhile.
     reading: Duration,
 }
@@ -156,9 +187,13 @@ struct World {
     sites: Arc<[u16]>,
     pieces: Vec<u64>,
     rng: Rng,
+    stall_dice: Rng,
     counts: Counts,
     base: Counts,
-    in_flight: usize,
+    /// Fills under way that were not given up.
+    wanted: usize,
+    /// When the model last looked whether a read hangs.
+    looked_at: Duration,
 }
 
 impl World {
@@ -181,9 +216,11 @@ impl World {
             sites: (0..drives.len() as u16).collect(),
             pieces: pieces.collect(),
             rng: Rng::new(run.seed),
+            stall_dice: Rng::new(run.seed ^ STALL_SEED),
             counts: Counts::default(),
             base: Counts::default(),
-            in_flight: 0,
+            wanted: 0,
+            looked_at: Duration::ZERO,
         }
     }
 
@@ -191,6 +228,7 @@ impl World {
         self.counts.at = self.now;
         self.counts.useful = self.ahead.useful_bytes;
         self.counts.wasted = self.ahead.wasted_bytes;
+        self.counts.retries = self.schedule.retries();
         self.base = self.counts.clone();
     }
 
@@ -211,41 +249,69 @@ impl World {
             bytes_per_token: bytes / tokens,
             lookahead_useful: (self.ahead.useful_bytes - self.base.useful) as f64 / tokens,
             lookahead_wasted: (self.ahead.wasted_bytes - self.base.wasted) as f64 / tokens,
+            stalls: self.counts.stalls - self.base.stalls,
+            given_up: self.counts.given_up - self.base.given_up,
+            retries: self.schedule.retries() - self.base.retries,
         }
+    }
+
+    fn bytes_of(&self, job: u64) -> u64 {
+        self.pieces[job as usize % self.pieces.len()]
+    }
+
+    fn group_of(&self, job: u64) -> u64 {
+        job / self.pieces.len() as u64
     }
 
     /// Gives free readers what there is to read.
     fn pump(&mut self) {
         for drive in 0..self.pipes.len() {
-            while let Some(taken) = self.schedule.next(drive, self.now) {
-                let bytes = self.pieces[taken.job as usize % self.pieces.len()];
-                let group = taken.job / self.pieces.len() as u64;
-                let (model, free) = &mut self.pipes[drive];
-                let noise = 1.0 + model.jitter * self.rng.normal().clamp(-3.0, 3.0);
-                let time = Duration::from_secs_f64((bytes as f64 / model.bytes_per_s * noise).max(0.0));
-                let at = (*free).max(self.now + model.latency) + time;
-                *free = at;
-                self.in_flight += 1;
-                self.events.push(Reverse(Event { at, ticket: taken.ticket, drive, group, bytes }));
+            while let Some(Taken { ticket, job, .. }) = self.schedule.next(drive, self.now) {
+                if self.fills.get(&self.group_of(job)).is_some_and(|fill| fill.is_given_up) {
+                    self.schedule.skipped(drive, ticket, self.now);
+                    self.arrive(job);
+                    continue;
+                }
+                let (at, fails) = self.end_of_read(drive, self.bytes_of(job));
+                self.events.push(Reverse(Event { at, ticket, drive, job, fails }));
             }
         }
     }
 
-    /// Lets time pass until `until`, or until the next read ends where that is `None`.
+    /// When a read of `bytes` that begins now ends, and whether it fails.
+    fn end_of_read(&mut self, drive: usize, bytes: u64) -> (Duration, bool) {
+        let (model, free) = &mut self.pipes[drive];
+        let first_byte = self.now + model.latency;
+        if model.dies_at.is_some_and(|death| death <= self.now) {
+            return (first_byte, true);
+        }
+        let noise = 1.0 + model.jitter * self.rng.normal().clamp(-3.0, 3.0);
+        let time = Duration::from_secs_f64((bytes as f64 / model.bytes_per_s * noise).max(0.0));
+        let mut at = (*free).max(first_byte) + time;
+        *free = at;
+        if model.stalls.share > 0.0 && self.stall_dice.unit() < model.stalls.share {
+            self.counts.stalls += 1;
+            at = at.saturating_add(model.stalls.time);
+        }
+        match model.dies_at {
+            Some(death) if death < at => (death, true),
+            _ => (at, false),
+        }
+    }
+
+    /// Lets time pass until `until`; where that is `None` until the next read ends, or until it is time to look whether one
+    /// hangs.
     fn advance(&mut self, until: Option<Duration>) {
+        let patience = self.now + PATIENCE;
         loop {
             self.pump();
             let next = self.events.peek().map(|Reverse(event)| event.at);
-            let target = match (until, next) {
-                (Some(until), Some(next)) if next <= until => next,
-                (Some(until), _) => {
-                    self.pass(until);
-                    return;
-                }
-                (None, Some(next)) => next,
-                (None, None) => return,
+            let target = until.unwrap_or(patience);
+            let Some(next) = next.filter(|next| *next <= target) else {
+                self.pass(target);
+                return;
             };
-            self.pass(target);
+            self.pass(next);
             if let Some(Reverse(event)) = self.events.pop() {
                 self.land(&event);
             }
@@ -255,24 +321,88 @@ impl World {
         }
     }
 
+    /// The model waits for a read: the next one ends, or one that hangs is given up.
+    fn wait(&mut self) {
+        self.advance(None);
+        if self.now < self.looked_at + PATIENCE {
+            return;
+        }
+        self.looked_at = self.now;
+        let (groups, ..) = self.schedule.overdue(self.now);
+        for group in groups {
+            self.give_up(group);
+        }
+    }
+
+    /// The expert of fill `group`, a read of which hangs, can be asked for again at once, in another slot.
+    fn give_up(&mut self, group: u64) {
+        let Some(fill) = self.fills.get_mut(&group) else { return };
+        if !std::mem::replace(&mut fill.is_given_up, true) {
+            self.counts.given_up += 1;
+            self.wanted -= 1;
+            if self.table.is_live(fill.hold) {
+                self.table.forsake(fill.hold.slot);
+            }
+        }
+        for job in self.schedule.cancel(group) {
+            self.arrive(job);
+        }
+    }
+
     fn pass(&mut self, to: Duration) {
         let to = to.max(self.now);
-        if self.in_flight > 0 {
+        if self.wanted > 0 {
             self.counts.reading += to - self.now;
         }
         self.now = to;
     }
 
     fn land(&mut self, event: &Event) {
-        self.in_flight -= 1;
+        if event.fails {
+            let failed = self.schedule.failed(event.drive, event.ticket, event.job, self.now);
+            assert!(matches!(failed, Failed::Again(_)), "a drive that lives never fails");
+            return;
+        }
         self.schedule.done(event.drive, event.ticket, self.now);
-        self.counts.bytes += event.bytes;
-        if let Some(fill) = self.fills.get_mut(&event.group) {
-            fill.pieces -= 1;
-            if fill.pieces == 0 {
-                let slot = fill.slot;
-                self.fills.remove(&event.group);
-                self.table.complete(slot, (), Ok(()));
+        self.counts.bytes += self.bytes_of(event.job);
+        self.arrive(event.job);
+    }
+
+    /// A piece came, or need not come any more.
+    fn arrive(&mut self, job: u64) {
+        let group = self.group_of(job);
+        let Some(fill) = self.fills.get_mut(&group) else { return };
+        fill.pieces -= 1;
+        if fill.pieces == 0 {
+            let hold = fill.hold;
+            self.wanted -= usize::from(!fill.is_given_up);
+            self.fills.remove(&group);
+            self.table.end(hold, (), Ok(()));
+        }
+    }
+
+    /// A reservation of `index`, which is read where it is not there; and whether it was there.
+    fn reserve(&mut self, index: Index) -> (Hold, bool) {
+        loop {
+            match self.table.reserve(index, true) {
+                Reserved::Present(hold) => return (hold, true),
+                Reserved::Absent(hold, ()) => {
+                    self.start(hold, false);
+                    return (hold, false);
+                }
+                Reserved::Full if self.table.replace(|| Some(())) => {}
+                Reserved::Full => self.wait(),
+            }
+        }
+    }
+
+    /// Waits until the expert behind `hold` is there. Returns its reservation, a new one where its read was given up.
+    fn until_ready(&mut self, index: Index, mut hold: Hold) -> Hold {
+        loop {
+            match self.table.view(hold) {
+                View::Ready(_) => return hold,
+                View::Lapsed => hold = self.reserve(index).0,
+                View::Filling | View::Failed(_) => self.wait(),
             }
         }
     }
@@ -281,7 +411,8 @@ impl World {
         let group = self.groups;
         self.groups += 1;
         let count = self.pieces.len();
-        self.fills.insert(group, Fill { slot: hold.slot, pieces: count });
+        self.fills.insert(group, Fill { hold, pieces: count, is_given_up: false });
+        self.wanted += 1;
         for number in 0..count {
             let job = group * count as u64 + number as u64;
             self.schedule.submit(job, self.pieces[number], group, &self.sites, ahead, self.now);
@@ -309,14 +440,10 @@ impl World {
     }
 
     fn layer_in_turn(&mut self, asked: &[Index], time: Duration) {
-        for &index in asked {
-            if let Reserved::Absent(hold, ()) = self.table.reserve(index, true) {
-                self.start(hold, false);
-                self.table.release(hold);
-            }
-        }
-        while !self.fills.is_empty() {
-            self.advance(None);
+        let holds: Vec<Hold> = asked.iter().map(|index| self.reserve(*index).0).collect();
+        for (&index, hold) in asked.iter().zip(holds) {
+            let hold = self.until_ready(index, hold);
+            self.table.release(hold);
         }
         self.table.clear();
         self.advance(Some(self.now + time));
@@ -327,21 +454,9 @@ impl World {
         let guessed = self.settle(layer as u16, asked, run.expert_bytes);
         let mut holds: Vec<Hold> = Vec::with_capacity(asked.len());
         for &index in asked {
-            loop {
-                match self.table.reserve(index, true) {
-                    Reserved::Present(hold) => {
-                        self.counts.hits += u64::from(!guessed.iter().any(|guess| guess.index == index));
-                        holds.push(hold);
-                        break;
-                    }
-                    Reserved::Absent(hold, ()) => {
-                        self.start(hold, false);
-                        holds.push(hold);
-                        break;
-                    }
-                    Reserved::Full => self.advance(None),
-                }
-            }
+            let (hold, was_there) = self.reserve(index);
+            self.counts.hits += u64::from(was_there && !guessed.iter().any(|guess| guess.index == index));
+            holds.push(hold);
             self.table.come_to(Some(index), &mut kept);
         }
         guessed.iter().for_each(|guess| self.table.release(guess.hold));
@@ -349,13 +464,12 @@ impl World {
             self.look_ahead(layer as u16 + 1, &guess);
         }
         let each = time / asked.len().max(1) as u32;
-        while !holds.is_empty() {
+        let mut left: Vec<(Index, Hold)> = asked.iter().copied().zip(holds).collect();
+        while !left.is_empty() {
             // The first that is there, else the first.
-            let ready = holds.iter().position(|hold| matches!(self.table.view(*hold), View::Ready(_) | View::Lapsed));
-            let hold = holds.remove(ready.unwrap_or(0));
-            while !matches!(self.table.view(hold), View::Ready(_) | View::Lapsed) {
-                self.advance(None);
-            }
+            let ready = left.iter().position(|(_, hold)| matches!(self.table.view(*hold), View::Ready(_)));
+            let (index, hold) = left.remove(ready.unwrap_or(0));
+            let hold = self.until_ready(index, hold);
             self.advance(Some(self.now + each));
             self.table.release(hold);
         }
@@ -396,11 +510,13 @@ impl World {
     /// Puts guesses that came true first and drops the others where no read has begun; returns the former.
     fn settle(&mut self, layer: u16, asked: &[Index], expert_bytes: u64) -> Vec<Guess> {
         let (schedule, table, fills, now) = (&mut self.schedule, &mut self.table, &mut self.fills, self.now);
+        let wanted = &mut self.wanted;
         let (useful, others) = self.ahead.settle(layer, asked, expert_bytes, |guess, started, is_asked| {
             if is_asked {
                 schedule.promote(started.group, now);
             } else if schedule.drop_ahead(started.group, started.pieces).is_some() {
                 fills.remove(&started.group);
+                *wanted -= 1;
                 table.abandon(guess.hold, ());
                 return false;
             }
@@ -412,77 +528,4 @@ impl World {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::synth::trace::{Trace, TraceShape};
-
-    fn drives(rates: &[f64], jitter: f64) -> Vec<SimulatedDrive> {
-        let latency = Duration::from_micros(100);
-        rates.iter().map(|rate| SimulatedDrive { bytes_per_s: rate * 1e9, latency, jitter }).collect()
-    }
-
-    fn k3(tokens: usize, warm_up: usize) -> SimulatedRun {
-        SimulatedRun {
-            moe_layers: 92,
-            experts: 896,
-            top_k: 16,
-            expert_bytes: 17_547_264,
-            cache_share: 0.04,
-            compute: Duration::from_millis(380),
-            in_turn: false,
-            precision: 0.936,
-            tokens,
-            warm_up,
-            seed: 1,
-        }
-    }
-
-    fn routing() -> impl FnMut(usize) -> Vec<u16> {
-        let mut trace = Trace::new(TraceShape::K3, 3, 4, false);
-        move |token| {
-            if token == 0 {
-                trace = Trace::new(TraceShape::K3, 3, 4, false);
-            }
-            trace.next_token().to_vec()
-        }
-    }
-
-    const RATES: [f64; 4] = [13.6, 7.1, 7.1, 5.7];
-
-    #[test]
-    fn in_turn_the_published_ladder_comes_out() {
-        let run = SimulatedRun { in_turn: true, ..k3(3, 1) };
-        let figures = ladder(&drives(&RATES, 0.0), &run, &mut routing());
-        for (figures, published) in figures.iter().zip([0.427, 0.625, 0.786, 0.863]) {
-            assert!((figures.tokens_per_s / published - 1.0).abs() < 0.05, "{published}: {figures:?}");
-            assert!((figures.bytes_per_token / 25.83e9 - 1.0).abs() < 0.001, "{figures:?}");
-        }
-    }
-
-    #[test]
-    fn the_drives_are_kept_at_their_ceiling_and_an_added_one_never_slows() {
-        let run = k3(20, 20);
-        let figures = ladder(&drives(&RATES, 0.1), &run, &mut routing());
-        figures.iter().for_each(|figures| assert!(figures.busy_share > 0.95, "{figures:?}"));
-        assert!(figures[3].bytes_per_token < 0.55 * 25.83e9, "{:?}", figures[3]);
-        for pair in figures.windows(2) {
-            assert!(pair[1].tokens_per_s >= pair[0].tokens_per_s, "{pair:?}");
-        }
-        // Without jitter, whose dice would fall otherwise. What is a hundredth of the others is read now and then to learn
-        // that it still is.
-        let without = simulate(&drives(&RATES, 0.0), &run, &mut routing());
-        for (rate, at_least) in [(1.0, 1.0), (0.5, 1.0), (0.3, 0.995), (0.1, 0.995)] {
-            let slow: Vec<f64> = RATES.into_iter().chain([rate]).collect();
-            let with_slow = simulate(&drives(&slow, 0.0), &run, &mut routing());
-            let ratio = with_slow.tokens_per_s / without.tokens_per_s;
-            assert!(ratio >= at_least, "{rate} GB/s more: {ratio}");
-        }
-    }
-
-    #[test]
-    fn the_same_seed_gives_the_same_figures() {
-        let run = k3(2, 1);
-        let once = || simulate(&drives(&RATES, 0.1), &run, &mut routing());
-        assert_eq!(once(), once());
-    }
-}
+mod tests;

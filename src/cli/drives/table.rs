@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::drives::{Drive, Estimate, Rate, Report, SourceKind};
+use crate::drives::{Drive, Estimate, Rate, Report, SimulatedFigures, SourceKind};
 
 /// What was measured, as far as it came, and what it allows.
 pub(super) fn of_report(report: &Report, estimate: Option<&Estimate>) -> String {
@@ -136,6 +136,11 @@ pub(super) fn of_estimate(estimate: &Estimate) -> String {
             number(Some(rung.bytes_per_token / 1e9)),
             format!("{}, {}", number(Some(rung.lookahead_useful / 1e9)), number(Some(rung.lookahead_wasted / 1e9))),
         );
+    }
+    if estimate.drives.iter().any(|drive| drive.stall_share > 0.0) {
+        let told = |rung: &SimulatedFigures| format!("{} and {}", rung.stalls, rung.given_up);
+        let told: Vec<String> = estimate.ladder.iter().map(told).collect();
+        let _ = writeln!(text, "reads that hung, and experts read elsewhere for it: {}", told.join(", "));
     }
     text
 }

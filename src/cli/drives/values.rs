@@ -19,6 +19,13 @@ const TOKENS_MAX: usize = 100_000;
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Rates(pub Vec<f64>);
 
+/// Part of the reads that hang, and for how long.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Stall {
+    pub share: f64,
+    pub seconds: f64,
+}
+
 /// A list of rates.
 ///
 /// # Errors
@@ -95,6 +102,18 @@ pub(super) fn microseconds(text: &str) -> Result<f64, String> {
     within(text, 0.0, MICROSECONDS_MAX).ok_or_else(|| format!("expected microseconds from 0 to {MICROSECONDS_MAX}"))
 }
 
+/// A part and seconds, with a comma between.
+///
+/// # Errors
+/// Says what is legal.
+pub(super) fn stall(text: &str) -> Result<Stall, String> {
+    let legal = || format!("expected a part and seconds up to {SECONDS_MAX}, such as 0.00001,10");
+    let (share, seconds) = text.split_once(',').ok_or_else(legal)?;
+    let share = within(share.trim(), 0.0, 1.0).ok_or_else(legal)?;
+    let seconds = within(seconds.trim(), 0.0, SECONDS_MAX).ok_or_else(legal)?;
+    Ok(Stall { share, seconds })
+}
+
 fn within(text: &str, least: f64, most: f64) -> Option<f64> {
     decimal(text).filter(|number| (least..=most).contains(number))
 }
@@ -153,6 +172,10 @@ mod tests {
         assert_eq!(milliseconds("380"), Ok(Duration::from_millis(380)));
         assert_eq!((microseconds("0"), read_bytes("1")), (Ok(0.0), Ok(ALIGN)));
         assert_eq!(read_bytes("17547264"), Ok(crate::drives::K3_EXPERT_BYTES));
+        assert_eq!(stall("0.00001, 10"), Ok(Stall { share: 0.00001, seconds: 10.0 }));
+        for text in ["0.1", "0.1,", ",1", "1.1,1", "0.1,-1", "0.1,1,1", "0.1,1e3", "0.1,nan"] {
+            assert!(stall(text).unwrap_err().contains("0.00001,10"), "{text}");
+        }
         for text in ["", "-1", "nan", "inf", "1e3", "0x1", "1,5", "99999999999"] {
             for refused in [
                 seconds(text).is_err(),

@@ -127,6 +127,23 @@ fn a_read_that_hangs_is_reported_once_and_only_where_another_drive_could_do_it()
 }
 
 #[test]
+fn a_drive_that_delivers_stands_in_although_one_of_its_reads_hangs() {
+    let mut schedule = Schedule::new(&[2, 2]);
+    submit(&mut schedule, 0..1, &[0, 1], Time::ZERO);
+    assert!(schedule.next(0, Time::ZERO).is_some());
+    let mut now = 2 * OVERDUE_MIN;
+    assert_eq!(schedule.overdue(now).0, [0]);
+    submit(&mut schedule, 1..2, &[1, 0], now);
+    assert!(schedule.next(1, now).is_some(), "the second copy hangs too");
+    now += 2 * OVERDUE_MIN;
+    assert!(schedule.overdue(now).0.is_empty(), "nobody is known to be able");
+    submit(&mut schedule, 2..3, &[0], now);
+    let taken = schedule.next(0, now).unwrap();
+    schedule.done(0, taken.ticket, now);
+    assert_eq!(schedule.overdue(now).0, [1]);
+}
+
+#[test]
 fn a_guess_that_has_begun_is_not_dropped() {
     let mut schedule = Schedule::new(&[1]);
     for piece in 0..3 {
