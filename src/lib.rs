@@ -7,6 +7,7 @@ pub mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod demo;
+mod device;
 pub mod drives;
 pub mod engine;
 pub mod error;

@@ -1,12 +1,10 @@
 //! What drives can do: how fast they read alone and together, in the ways the engine reads them, and what tokens a second
 //! that allows. A rate is one of the store's own reads, of files that are there or of a test file.
 
-mod device;
 mod estimate;
 mod load;
 mod measure;
 mod model_files;
-pub(crate) mod mounts;
 mod report;
 mod roots;
 mod routing;

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::device::Device;
+use crate::device::Device;
 use crate::error::{Error, Kind, Result};
 
 /// A directory and the drive beneath it.

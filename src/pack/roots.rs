@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::synth::space;
 
@@ -72,7 +73,7 @@ impl Root {
             dir: dir.to_owned(),
             place,
             identity: Identity(metadata.dev(), metadata.ino(), rest.to_owned()),
-            drive: drive(metadata.dev()),
+            drive: Device::of(&real).map_err(unreadable)?.name,
             file_system: metadata.dev(),
             free: space::available(&real).map_err(unreadable)?,
         })
@@ -127,18 +128,6 @@ pub(super) fn lock(dir: &Path, alone: bool) -> Result<Lock> {
         }
         Err(TryLockError::Error(e)) => Err(failed(e)),
     }
-}
-
-/// Name of the physical drive of a device: the disk of a partition, where the system tells; else the device itself.
-fn drive(device: u64) -> String {
-    // The C library's split of a device number, for device files as the kernel has them.
-    let (major, minor) = (libc::major(device as libc::dev_t), libc::minor(device as libc::dev_t));
-    let itself = format!("{major}:{minor}");
-    let Ok(mut node) = fs::canonicalize(format!("/sys/dev/block/{itself}")) else { return itself };
-    if node.join("partition").exists() {
-        node.pop();
-    }
-    node.file_name().map_or(itself, |name| name.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]

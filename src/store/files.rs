@@ -146,8 +146,8 @@ impl Files {
         self.names.bytes(file)
     }
 
-    /// Number of the physical device that `path` is on.
-    pub(crate) fn device(&self, path: &Path) -> io::Result<u64> {
+    /// Name of the physical device that `path` is on.
+    pub(crate) fn device(&self, path: &Path) -> io::Result<String> {
         self.disk.device(path)
     }
 

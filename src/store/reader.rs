@@ -3,11 +3,11 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::device::Device;
 use crate::error::{Error, Kind};
 use crate::memory::ALIGN;
 
@@ -20,9 +20,9 @@ pub(crate) trait Disk: Send + Sync {
     /// be had.
     fn open(&self, path: &Path, direct: bool) -> io::Result<Arc<dyn DiskFile>>;
 
-    /// Number of the physical device that `path` is on.
-    fn device(&self, path: &Path) -> io::Result<u64> {
-        std::fs::metadata(path).map(|metadata| whole_device(metadata.dev()))
+    /// Name of the physical device that `path` is on: what is on one device has one name.
+    fn device(&self, path: &Path) -> io::Result<String> {
+        Device::of(path).map(|device| device.name)
     }
 }
 
@@ -300,28 +300,6 @@ pub(crate) fn raise_descriptor_limit(wanted: u64) -> u64 {
         }
     }
     limit.rlim_cur
-}
-
-/// The whole disk behind a partition; `device` itself where the system does not tell.
-#[cfg(target_os = "linux")]
-fn whole_device(device: u64) -> u64 {
-    let (major, minor) = (libc::major(device), libc::minor(device));
-    // The link leads to …/block/DISK/PARTITION for a partition, whose directory alone has a file `partition`.
-    let Ok(node) = std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")) else { return device };
-    if !node.join("partition").exists() {
-        return device;
-    }
-    let of_disk = node.parent().and_then(|disk| std::fs::read_to_string(disk.join("dev")).ok());
-    let numbers = of_disk.as_deref().and_then(|text| text.trim().split_once(':'));
-    match numbers.map(|(major, minor)| (major.parse(), minor.parse())) {
-        Some((Ok(major), Ok(minor))) => libc::makedev(major, minor),
-        _ => device,
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn whole_device(device: u64) -> u64 {
-    device
 }
 
 /// The part of `len` that ends at a whole page.

@@ -40,14 +40,14 @@ impl Volumes {
     /// Kind `Model` for a file that cannot be opened, `Io` for one that opens and cannot be read.
     pub(crate) fn open(files: &Arc<Files>, used: &[usize], direct: bool) -> Result<Self> {
         let mut volumes = Self { list: Vec::new(), of_file: Vec::new(), unread: Vec::new() };
-        let mut found: Vec<(u64, usize)> = Vec::new(); // device, its largest file
-        let mut roots: FxHashMap<usize, u64> = FxHashMap::default();
+        let mut found: Vec<(String, usize)> = Vec::new(); // device, its largest file
+        let mut roots: FxHashMap<usize, String> = FxHashMap::default();
         let device = |path: &Path| files.device(path).map_err(|cause| unopened(path, &cause));
         for &file in used {
             let device = match files.names().root_of(file) {
                 Some((root, dir)) => match roots.get(&root) {
-                    Some(device) => *device,
-                    None => *roots.entry(root).or_insert(device(dir)?),
+                    Some(device) => device.clone(),
+                    None => roots.entry(root).or_insert(device(dir)?).clone(),
                 },
                 None => device(&files.path(file))?,
             };

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::copies::{self, Copies};
 use crate::checkpoint::{ExpertFormat, Manifest};
 use crate::config::{AttentionKind, Family, FeedForwardKind, ModelConfig};
-use crate::drives::mounts;
+use crate::device::mounts;
 use crate::engine::{Engine, EngineOptions, Survey};
 use crate::error::{Error, Kind, Result};
 use crate::interrupt::Interrupt;

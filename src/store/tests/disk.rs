@@ -33,8 +33,8 @@ type Script = dyn Fn(Call<'_>) -> Answer + Send + Sync;
 pub(crate) struct Faulty {
     script: Arc<Script>,
     reads: Arc<AtomicUsize>,
-    /// Each is a drive of its own.
-    drives: Vec<PathBuf>,
+    /// Directories and the devices they are on.
+    devices: Vec<(PathBuf, String)>,
 }
 
 impl Faulty {
@@ -43,8 +43,16 @@ impl Faulty {
         drives: &[&Path],
         script: impl Fn(Call<'_>) -> Answer + Send + Sync + 'static,
     ) -> Arc<Self> {
-        let drives = drives.iter().map(|path| path.to_path_buf()).collect();
-        Arc::new(Self { script: Arc::new(script), reads: Arc::default(), drives })
+        let devices = drives.iter().enumerate().map(|(number, path)| (path.to_path_buf(), format!("drive {number}")));
+        Self::with_devices(devices.collect(), script)
+    }
+
+    /// As [`Faulty::new`], with the device that each directory is on.
+    pub(crate) fn with_devices(
+        devices: Vec<(PathBuf, String)>,
+        script: impl Fn(Call<'_>) -> Answer + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self { script: Arc::new(script), reads: Arc::default(), devices })
     }
 
     /// A disk that asks `script` about every call.
@@ -54,9 +62,9 @@ impl Faulty {
 }
 
 impl Disk for Faulty {
-    fn device(&self, path: &Path) -> io::Result<u64> {
-        let drive = self.drives.iter().position(|drive| path.starts_with(drive));
-        Ok(drive.map_or(u64::MAX, |number| number as u64))
+    fn device(&self, path: &Path) -> io::Result<String> {
+        let found = self.devices.iter().find(|(dir, _)| path.starts_with(dir));
+        Ok(found.map_or_else(String::new, |(_, device)| device.clone()))
     }
 
     fn open(&self, path: &Path, direct: bool) -> io::Result<Arc<dyn DiskFile>> {

@@ -8,6 +8,7 @@ mod interleavings;
 mod lookahead;
 mod replicas;
 mod service;
+mod volumes;
 mod warm;
 
 use std::path::PathBuf;

@@ -1,13 +1,15 @@
 //! The physical drive beneath a directory: through partitions, mappings and loop devices down to the disks, as far as the
 //! system tells.
 
+pub(crate) mod mounts;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::mounts::{self, Mount};
+use self::mounts::Mount;
 
 /// Mappings on mappings are followed so far.
 const DEPTH_MAX: usize = 8;
@@ -18,7 +20,7 @@ const IN_MEMORY: [&str; 2] = ["tmpfs", "ramfs"];
 /// A drive, or several that are one to the file system (RAID, a volume group).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Device {
-    /// For people: `nvme0n1`, `sda and sdb`, `server:/export`.
+    /// Its disks, for people too: `nvme0n1`, `sda and sdb`, `server:/export`.
     pub name: String,
     /// Kind of the file system on it; `None` where the system does not tell.
     pub fs: Option<String>,
@@ -44,8 +46,7 @@ impl Device {
             let found = found.or_else(|| of_source(mount.as_ref()?));
             found.unwrap_or_else(|| BTreeSet::from([stand_in(number, mount.as_ref())]))
         };
-        let name = disks.iter().map(String::as_str).collect::<Vec<_>>().join(" and ");
-        Ok(Self { name, fs: mount.map(|mount| mount.kind), in_memory, disks })
+        Ok(Self { name: name(&disks), fs: mount.map(|mount| mount.kind), in_memory, disks })
     }
 
     /// Whether both are the same hardware.
@@ -57,6 +58,10 @@ impl Device {
     pub(crate) fn in_common<'a>(&'a self, other: &'a Self) -> Option<&'a str> {
         if self.is_same(other) { None } else { self.disks.intersection(&other.disks).next().map(String::as_str) }
     }
+}
+
+fn name(disks: &BTreeSet<String>) -> String {
+    disks.iter().map(String::as_str).collect::<Vec<_>>().join(" and ")
 }
 
 /// The disks of the block device `number`; `None` where it is none, or the system does not tell.
@@ -120,28 +125,48 @@ fn whole_disk(name: &str) -> &str {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
 
-    /// A device tree: two disks, a partition, a mapping over both, a mapping over that, and one that is its own slave.
-    fn tree() -> tempfile::TempDir {
+    /// Name of the device `major:minor` in the tree `sys`.
+    pub(crate) fn name_in(sys: &Path, major: u32, minor: u32) -> Option<String> {
+        found(sys, major, minor).map(|disks| name(&disks.into_iter().collect()))
+    }
+
+    /// A device tree: two disks, two partitions of one, one of them encrypted, a mapping over both disks, a mapping over
+    /// that, and one that is its own slave.
+    pub(crate) fn tree() -> tempfile::TempDir {
         let sys = tempfile::tempdir().unwrap();
         let at = |path: &str| sys.path().join(path);
-        for dir in ["dev/block", "d/sda/sda1", "d/sdb", "d/md0/slaves", "d/dm-0/slaves", "d/odd/slaves"] {
+        for dir in [
+            "dev/block",
+            "d/sda/sda1",
+            "d/sda/sda2",
+            "d/sdb",
+            "d/dm-1/slaves",
+            "d/md0/slaves",
+            "d/dm-0/slaves",
+            "d/odd/slaves",
+        ] {
             fs::create_dir_all(at(dir)).unwrap();
         }
-        fs::write(at("d/sda/sda1/partition"), "1\n").unwrap();
+        for partition in ["1", "2"] {
+            fs::write(at(&format!("d/sda/sda{partition}/partition")), partition).unwrap();
+        }
         for (link, to) in [
             ("dev/block/8:1", "d/sda/sda1"),
+            ("dev/block/8:2", "d/sda/sda2"),
             ("dev/block/8:16", "d/sdb"),
             ("dev/block/9:0", "d/md0"),
             ("dev/block/253:0", "d/dm-0"),
+            ("dev/block/253:1", "d/dm-1"),
             ("dev/block/253:9", "d/odd"),
             ("d/md0/slaves/sda1", "d/sda/sda1"),
             ("d/md0/slaves/sdb", "d/sdb"),
             ("d/dm-0/slaves/md0", "d/md0"),
+            ("d/dm-1/slaves/sda2", "d/sda/sda2"),
             ("d/odd/slaves/odd", "d/odd"),
         ] {
             symlink(at(to), at(link)).unwrap();
@@ -160,7 +185,9 @@ mod tests {
         let sys = tree();
         for (major, minor, wanted) in [
             (8, 1, &["sda"][..]),
+            (8, 2, &["sda"]),
             (8, 16, &["sdb"]),
+            (253, 1, &["sda"]),
             (9, 0, &["sda", "sdb"]),
             (253, 0, &["sda", "sdb"]),
             (253, 9, &["odd"]),
