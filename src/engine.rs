@@ -12,7 +12,7 @@ use crate::interrupt::Interrupt;
 use crate::kernels::{Compute, Isa};
 use crate::learned::{Kept, Learned};
 use crate::model::{Machine, Model, Routes, Scratch, Sequence};
-use crate::plan::{self, Needs, Plan};
+use crate::plan::{self, Needs, Plan, SmallerTrunk};
 use crate::store::histogram::Histogram;
 use crate::store::packed::PackedRoot;
 use crate::store::{ALIGN, ExpertStore, StoreOptions, StoreStats};
@@ -456,10 +456,20 @@ fn needs(
             + tokenizer_bytes(config, manifest)
             + demo::looked_at_bytes()
             + all * CATALOG_BYTES_PER_EXPERT,
+        smaller_trunks: smaller_trunks(manifest, options.trunk_format()),
     };
     // The buffers of loading are gone when what follows the trunk is first written.
     let later = needs.states + needs.latent_cache + needs.activations + needs.slots_min.saturating_mul(needs.slot);
     Needs { fixed: needs.fixed + Trunk::LOAD_BYTES_MAX.min(needs.trunk).saturating_sub(later), ..needs }
+}
+
+/// Forms of the trunk that take less than `format`.
+fn smaller_trunks(manifest: &Manifest, format: TrunkFormat) -> Vec<SmallerTrunk> {
+    let forms = [(TrunkFormat::Bf12, "bf12 (lossless)"), (TrunkFormat::Int8, "int8 (approximated)")];
+    let bytes = |format| Trunk::planned_bytes(manifest, format, None);
+    let all = forms.map(|(format, form)| SmallerTrunk { form, bytes: bytes(format) });
+    let asked = bytes(format);
+    all.into_iter().filter(|smaller| smaller.bytes < asked).collect()
 }
 
 /// Most columns that a product takes at once: of a matrix, or of all heads where each has activations of its own.

@@ -95,6 +95,16 @@ impl Error {
         self
     }
 
+    /// Leaves `lines_max` lines of a list below the message's first line, and counts the others.
+    pub fn shortened(mut self, lines_max: usize) -> Self {
+        let more = self.message.lines().count().saturating_sub(lines_max + 1);
+        if more > 1 {
+            let shown: Vec<&str> = self.message.lines().take(lines_max + 1).collect();
+            self.message = format!("{}\n  and {more} more (-v lists all)", shown.join("\n"));
+        }
+        self
+    }
+
     /// The kind, which decides the exit code.
     pub fn kind(&self) -> Kind {
         self.kind
@@ -118,3 +128,19 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_list_is_shortened_and_counted() {
+        let shortened = |lines: usize| {
+            let lines: String = (1..=lines).map(|n| format!("\n  {n}")).collect();
+            Error::model(format!("bad{lines}")).shortened(2).message
+        };
+        assert_eq!(shortened(0), "bad");
+        assert_eq!(shortened(3), "bad\n  1\n  2\n  3", "a line that says what a line would");
+        assert_eq!(shortened(5), "bad\n  1\n  2\n  and 3 more (-v lists all)");
+    }
+}

@@ -157,8 +157,14 @@ fn ids_that_are_none_are_refused() {
         let err = refused(&["run", "-m", &tiny_k3(), "--ids", ids, "--output", "ids"], b"", 2);
         assert!(err.contains(what), "{ids}: {err}");
     }
-    let err = refused(&["run", "-m", &tiny_k3(), "--ids", "1"], b"", 3);
-    assert!(err.contains("tokenizer"), "{err}");
+    for (args, hint) in [
+        (&["--ids", "1"][..], "give --output ids (or json)"),
+        (&["--ids", "1", "--output", "ids", "--stop", "x"], "--stop looks at text"),
+        (&["-p", "x"], "give --ids with --output ids"),
+    ] {
+        let err = refused(&[&["run", "-m", &tiny_k3()], args].concat(), b"", 3);
+        assert!(err.contains("no tokenizer") && err.contains(hint), "{args:?}: {err}");
+    }
 }
 
 #[test]
@@ -205,7 +211,7 @@ fn input_that_is_no_text_is_refused_with_its_place() {
     let err = refused(&["run", "-m", &demo()], b"caf\xe9", 2);
     assert!(err.contains("standard input") && err.contains("offset 3"), "{err}");
     let err = refused(&["run", "-m", &demo(), "/nowhere/prompt.txt"], b"", 2);
-    assert!(err.contains("/nowhere/prompt.txt"), "{err}");
+    assert!(err.contains("/nowhere/prompt.txt") && err.contains("give a prompt with -p"), "{err}");
     let err = refused(&["run", "-m", &demo(), "/tmp"], b"", 2);
     assert!(err.contains("is a directory"), "{err}");
 }

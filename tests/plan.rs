@@ -1,8 +1,11 @@
 //! What the plan decides where no flag does.
 
+mod common;
+
 use std::path::Path;
 
 use deltafin::engine::{Engine, EngineOptions, Survey};
+use deltafin::trunk::TrunkFormat;
 
 fn survey(change: impl FnOnce(&mut EngineOptions)) -> Survey {
     let mut options = EngineOptions::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/demo-model"), 1000);
@@ -33,4 +36,23 @@ fn a_step_leaves_most_of_little_memory_to_the_experts() {
     // A step that is asked for is not changed.
     let asked = survey(|options| (options.memory, options.step) = (Some(2 * limit), Some(1000)));
     assert_eq!(asked.step_rows, 1000);
+}
+
+#[test]
+fn a_refusal_names_the_smaller_forms_of_a_large_trunk() {
+    let k3 = tempfile::tempdir().expect("a directory");
+    common::k3::write(k3.path());
+    let forms = ["bf12 (lossless)", "int8 (approximated)"].map(|form| format!("--trunk {form} needs "));
+    let hint = |trunk| {
+        let mut options = EngineOptions::new(k3.path(), 16);
+        (options.memory, options.trunk) = (Some(1 << 20), trunk);
+        let error = Engine::survey(&options).err().expect("one MiB is not enough");
+        error.hint_text().expect("a hint").to_owned()
+    };
+    for (trunk, named) in
+        [(None, [true, true]), (Some(TrunkFormat::Bf12), [false, true]), (Some(TrunkFormat::Int8), [false, false])]
+    {
+        let hint = hint(trunk);
+        assert_eq!(forms.each_ref().map(|form| hint.contains(form.as_str())), named, "{trunk:?}: {hint}");
+    }
 }

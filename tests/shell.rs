@@ -100,12 +100,19 @@ fn the_manual_has_a_page_for_each_command() {
     assert!(out.contains(".TH deltafin 1"), "{out}");
     let dir = tempfile::tempdir().expect("a directory");
     let pages = dir.path().join("man1");
-    ends_with(&["man", pages.to_str().expect("plain")], 0);
+    let (out, err) = ends_with(&["man", pages.to_str().expect("plain")], 0);
+    assert!(out.is_empty() && err.contains("pages written to"), "{out}{err}");
     for name in COMMANDS {
         let page = fs::read_to_string(pages.join(format!("deltafin-{name}.1"))).expect("a page");
         assert!(page.contains("Examples:"), "{name}");
+        assert_eq!(ends_with(&["man", name], 0).0, page);
     }
     assert!(pages.join("deltafin.1").is_file());
+    // A word alone is no directory, unless it is said to be one.
+    let at = |args: &[&str]| deltafin(args).current_dir(dir.path()).output().expect("starts");
+    assert_eq!(at(&["man", "runn"]).status.code(), Some(2));
+    assert_eq!(fs::read_dir(dir.path()).expect("there").count(), 1);
+    assert!(at(&["man", "--dir", "runn", "-q"]).stderr.is_empty() && dir.path().join("runn/deltafin.1").is_file());
     let file = dir.path().join("file");
     fs::write(&file, b"").expect("written");
     let (_, err) = ends_with(&["man", file.to_str().expect("plain")], 4);
@@ -190,7 +197,7 @@ fn inspect_shows_what_a_directory_holds() {
     assert!(err.is_empty(), "{err}");
     for name in ["tests/golden/tiny-k3", "tests/golden/odd-k3", "tests/golden/tiny-kimi-linear"] {
         let (out, _) = ends_with(&["inspect", "-m", &fixture(name)], 0);
-        assert!(out.contains("none: token ids can be given"), "{out}");
+        assert!(out.contains("none: give token ids (--ids) and take ids (--output ids)"), "{out}");
     }
 }
 
@@ -224,6 +231,25 @@ fn a_damaged_directory_is_refused_before_anything_is_printed() {
 }
 
 #[test]
+fn what_a_partial_download_lacks_is_counted_by_inspect_and_named_whole_by_run() {
+    let dir = tempfile::tempdir().expect("a directory");
+    fs::copy(fixture("tests/golden/k3/config.json"), dir.path().join("config.json")).expect("copied");
+    let index = fs::File::open(fixture("tests/golden/k3/model.safetensors.index.json.gz")).expect("the fixture");
+    let mut unpacked = fs::File::create(dir.path().join("model.safetensors.index.json")).expect("made");
+    std::io::copy(&mut flate2::read::GzDecoder::new(index), &mut unpacked).expect("written");
+    let lines = |args: &[&str]| {
+        let (_, err) = ends_with(&[args, &["-m", path(&dir)]].concat(), 3);
+        (err.lines().filter(|line| line.contains("safetensors (")).count(), err)
+    };
+    let (few, err) = lines(&["inspect"]);
+    let more = err.lines().find_map(|line| line.strip_prefix("  and ")?.strip_suffix(" more (-v lists all)"));
+    let all = few + more.expect("a count").parse::<usize>().expect("a number");
+    assert!(few < 10 && err.contains("layer"), "{err}");
+    assert_eq!(lines(&["inspect", "-v"]).0, all);
+    assert_eq!(lines(&["run", "--ids", "1", "--output", "ids"]).0, all);
+}
+
+#[test]
 fn a_damaged_tokenizer_is_told_beside_everything_else() {
     let dir = copy("assets/demo-model");
     fs::write(dir.path().join("tiktoken.model"), b"not ranks\n").expect("written");
@@ -239,6 +265,8 @@ fn too_little_memory_is_told_beside_everything_else() {
     for part in ["the limit is 1.0 MiB (--memory)", "are needed: trunk", "hint: "] {
         assert!(err.contains(part), "{part}\n{err}");
     }
+    let (_, err) = ends_with(&["inspect", "-m", &fixture("assets/demo-model"), "--memory", "96"], 5);
+    assert!(err.contains("was 96GiB meant?"), "{err}");
 }
 
 #[test]
@@ -342,6 +370,27 @@ fn help_without_a_width_has_lines() {
         let narrow = deltafin(&["run", "--help"]).env("COLUMNS", columns).output().expect("starts").stdout;
         assert_eq!(text(&narrow), text(&wide), "{columns}");
     }
+}
+
+#[test]
+fn beginning_and_story_are_one_line_where_they_are_one_text() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let together = |args: &[&str]| {
+        let log = fs::File::create(dir.path().join("log")).expect("made");
+        let mut command = deltafin(args);
+        let status = command.stdout(log.try_clone().expect("a copy")).stderr(log).status().expect("starts");
+        assert!(status.success(), "{args:?}");
+        fs::read_to_string(dir.path().join("log")).expect("written")
+    };
+    let log = together(&["demo", "-n", "12"]);
+    assert!(log.starts_with("Once upon a time, there was") && log.contains("\n12 tokens"), "{log}");
+    assert!(together(&["demo", "-n", "0"]).starts_with("Once upon a time\n0 tokens"));
+    assert!(together(&["demo", "-n", "3", "--chat", "-p", "Who are you?"]).starts_with("Who are you?\n"));
+    let log = together(&["run", "-m", "demo", "-p", "Once upon a time", "-n", "12"]);
+    assert!(log.starts_with(", there was") && log.contains("\n12 tokens"), "{log}");
+    let (out, err) = ends_with(&["demo", "-n", "12"], 0);
+    assert!(out.starts_with(", there was") && !out.contains('\n'), "{out}");
+    assert!(err.starts_with("Once upon a time\n12 tokens"), "{err}");
 }
 
 #[test]

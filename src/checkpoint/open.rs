@@ -116,9 +116,9 @@ fn read_headers(
     let (bad, all) = (damaged.len(), names.len());
     let head = format!("{}: {bad} of {all} safetensors files cannot be used", dir.display());
     let advice = if damaged.iter().any(|line| line.contains("Git-LFS pointer")) {
-        "run `git lfs pull` in the model directory, or download the files named above again"
+        "run `git lfs pull` in the model directory, or download those files again"
     } else {
-        "download the files named above again; all others are whole as far as their headers tell"
+        "download those files again; all others are whole as far as their headers tell"
     };
     Err(Error::model(listed(head, &damaged)).hint(advice))
 }

@@ -71,7 +71,9 @@ pub struct EngineArgs {
     /// Instruction set [default: the fastest this processor has]
     #[arg(long, value_name = "NAME")]
     pub isa: Option<Isa>,
-    /// Most rows (tokens) of one step [default: up to 512, less where memory is short]
+    /// Most rows (tokens) of one step [default: the whole prompt, up to 4096]
+    ///
+    /// Fewer by default where the buffers of a step would take more than a quarter of what trunk and states leave.
     #[arg(long, value_name = "ROWS", value_parser = positive)]
     pub step: Option<usize>,
     /// Tokens to make room for, prompt and answer together [default: what the prompt and -n need]

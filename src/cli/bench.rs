@@ -27,46 +27,54 @@ use watch::Screen;
 
 const HELP: &str = "\
 Tests, at each depth of -d:
-  ppN    a prompt of N tokens (-p): N by the time until the logits after its last token
-  tgN    N tokens generated (-n): those after the first by the time from the first to the last;
-         null for fewer than two
+  ppN    a prompt of N tokens (-p): N by the time until the logits after its
+         last token
+  tgN    N tokens generated (-n): those after the first by the time from the
+         first to the last; null for fewer than two
   pgP+N  a prompt and an answer to it: P+N tokens by the whole time
-Tokens are random (--seed) or those of --text, and others in each repetition. What is fed does
-not depend on what the model answers. Not measured: loading, filling the context, emptying the
+Tokens are random (--seed) or those of --text, and others in each repetition. What is fed does \
+not depend on what the model answers. Not measured: loading, filling the context, emptying the \
 cache.
 
-State: warm, the default, runs each test once before it counts (64 generated tokens at most),
-so that the expert cache holds what it would hold after a while. --cold empties the expert
+State: warm, the default, runs each test once before it counts (64 generated tokens at most), \
+so that the expert cache holds what it would hold after a while. --cold empties the expert \
 cache and drops the model's files from the page cache before every repetition.
 
 Columns of --output json, jsonl and csv; what has no value is null, and never NaN:
-  tokens_per_s          mean, sd, min, max of the repetitions; sd is null for one
+  tokens_per_s          mean, sd, min, max of the repetitions; sd is null for
+                        one
   first_token_s         until the first token is chosen, mean
-  bytes_read            asked of the drives for experts in a repetition, mean; with what whole
-                        pages need beside the experts
-  expert_bytes_needed   of the experts that each step needs, each once in a step, mean
-  amplification         bytes of the experts that were read, by expert_bytes_needed: 1.00 is
-                        each once; more, read again or in vain; less, found in memory
+  bytes_read            asked of the drives for experts in a repetition, mean;
+                        with what whole pages need beside the experts
+  expert_bytes_needed   of the experts that each step needs, each once in a
+                        step, mean
+  amplification         bytes of the experts that were read, by
+                        expert_bytes_needed: 1.00 is each once; more, read again
+                        or in vain; less, found in memory
   bytes_per_token       bytes_read by tokens
-  hit_rate              of the experts asked for, the share in memory or on its way
+  hit_rate              of the experts asked for, the share in memory or on its
+                        way
   wait_share            of the time, the share that the model waited for reads
   disk_gb_per_s         bytes_read by the whole time, in 10^9 bytes
   disk_busy_share       of the time, the share with a read in flight
   seconds               of a repetition: mean, sd, min, max
   peak_memory_bytes     largest resident set since loading began
   planned_memory_bytes  sum of the memory plan
-  commit                the program's; commit_modified: whether its source had other changes
-  kernel_read_bytes,    what the kernel counted meanwhile for this process (/proc/self/io)
-  kernel_rchar
+  commit                the program's; commit_modified: whether its source had
+                        other changes
+  kernel_read_bytes,    what the kernel counted meanwhile for this process
+  kernel_rchar          (/proc/self/io)
 With --limits, measured in the same run, else null:
-  disk_limit_gb_per_s   random reads of whole experts, at the best of five queue depths;
-                        disk_share is disk_gb_per_s by it
-  memory_limit_gb_per_s reading memory with all threads; memory_share is what a generated token
-                        takes from memory (trunk, experts, states) by its time and by this
-  fma_limit_gflops      multiply-adds from registers with all threads, two operations each;
-                        fma_share is what a prompt takes by its time and by this
+  disk_limit_gb_per_s   random reads of whole experts, at the best of five queue
+                        depths; disk_share is disk_gb_per_s by it
+  memory_limit_gb_per_s reading memory with all threads; memory_share is what a
+                        generated token takes from memory (trunk, experts,
+                        states) by its time and by this
+  fma_limit_gflops      multiply-adds from registers with all threads, two
+                        operations each; fma_share is what a prompt takes by its
+                        time and by this
 
-Interrupted, it prints the tests that are done. The record of which experts are used most is
+Interrupted, it prints the tests that are done. The record of which experts are used most is \
 neither used nor kept.
 
 Examples:
@@ -118,7 +126,9 @@ pub struct BenchArgs {
     /// Thread counts [default: one a processor this process may use]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = args::positive, help_heading = "Engine")]
     threads: Vec<usize>,
-    /// Most rows (tokens) of one step [default: up to 512, less where memory is short]
+    /// Most rows (tokens) of one step [default: the whole prompt, up to 4096]
+    ///
+    /// Fewer by default where the buffers of a step would take more than a quarter of what trunk and states leave.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = args::positive, help_heading = "Engine")]
     step: Vec<usize>,
     /// Memory this run may use, e.g. 96GiB [default: what is free, less a reserve]

@@ -10,9 +10,9 @@ use crate::error::Result;
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
-  deltafin completions bash > ~/.local/share/bash-completion/completions/deltafin
-  deltafin completions zsh > ~/.zfunc/_deltafin
-  deltafin completions fish > ~/.config/fish/completions/deltafin.fish")]
+  deltafin completions bash >~/.local/share/bash-completion/completions/deltafin
+  deltafin completions zsh >~/.zfunc/_deltafin
+  deltafin completions fish >~/.config/fish/completions/deltafin.fish")]
 pub struct CompletionsArgs {
     /// Shell to complete in
     shell: Shell,

@@ -10,6 +10,7 @@ use super::{output, run};
 use crate::demo;
 use crate::error::{Error, Result};
 use crate::interrupt::Interrupt;
+use crate::trunk::TrunkFormat;
 
 /// Flags of `demo`.
 #[derive(Debug, clap::Args)]
@@ -20,9 +21,9 @@ Examples:
   deltafin demo --chat -p 'Write a story about a dinosaur.'
   deltafin demo --list
 
-The model has 12 million parameters and the structure of Kimi K3. It is unpacked once to
-$XDG_CACHE_HOME/deltafin (~/.cache/deltafin, on macOS ~/Library/Caches/deltafin). The story
-goes to standard output, its beginning and everything else to standard error.
+The model has 12 million parameters and the structure of Kimi K3. It is unpacked once to \
+$XDG_CACHE_HOME/deltafin (~/.cache/deltafin, on macOS ~/Library/Caches/deltafin). The story \
+goes to standard output, its beginning and everything else to standard error. \
 `deltafin run -m demo` takes all flags of `run` with the same model.")]
 pub struct DemoArgs {
     /// Beginning of the story, or with --chat what to ask
@@ -68,12 +69,10 @@ pub(super) fn run(args: &DemoArgs, shown: &Shown, interrupt: &Interrupt) -> Resu
     };
     let model = demo::unpack_noting(note)?;
     let prompt = args.prompt();
-    if !shown.quiet {
-        let (dim, plain) = if shown.colour() { ("\x1b[2m", "\x1b[0m") } else { ("", "") };
-        output::stderr(format_args!("{dim}{prompt}{plain}"));
-    }
     let mut ordinary = Ordinary::try_parse_from(args.as_run(&model, prompt)).map_err(usage)?;
     ordinary.run.leaves_stdin = true;
+    let (dim, plain) = if shown.colour() { ("\x1b[2m", "\x1b[0m") } else { ("", "") };
+    ordinary.run.echo = (!shown.quiet).then(|| format!("{dim}{prompt}{plain}"));
     run::run(&ordinary.run, shown, interrupt)
 }
 
@@ -121,6 +120,8 @@ impl DemoArgs {
         add("isa", engine.isa.map(|isa| isa.to_string()));
         add("step", engine.step.map(|rows| rows.to_string()));
         add("context", engine.context.map(|tokens| tokens.to_string()));
+        add("trunk", engine.trunk.map(|form| TrunkFormat::from(form).name().to_owned()));
+        line.extend(engine.experts.iter().flat_map(|root| ["--experts".into(), root.into()]));
         if engine.no_direct {
             line.push("--no-direct".into());
         }
@@ -129,6 +130,9 @@ impl DemoArgs {
         }
         if engine.no_lookahead {
             line.push("--no-lookahead".into());
+        }
+        if engine.verify_reads {
+            line.push("--verify-reads".into());
         }
         line
     }

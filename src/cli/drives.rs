@@ -38,14 +38,14 @@ const LATENCY_US: f64 = 100.0;
 const CONTEXT: usize = 4096;
 
 const HELP: &str = "\
-Each drive is read alone for --seconds: in pieces of random experts as decoding reads them, in
-sequence, single pages, and whole experts at several queue depths. Then all are read together, then
-the fastest, the two fastest and so on. Directories on one physical drive count as one. What is read
-are the shards or packed experts in a directory; without any, a test file is written there, which
+Each drive is read alone for --seconds: in pieces of random experts as decoding reads them, in \
+sequence, single pages, and whole experts at several queue depths. Then all are read together, then \
+the fastest, the two fastest and so on. Directories on one physical drive count as one. What is read \
+are the shards or packed experts in a directory; without any, a test file is written there, which \
 has no name and is gone when this ends, however it ends.
 
-With --shape or -m the report ends with the tokens/s that the measured drives allow: a simulation of
-the step loop with this program's own scheduling, cache and lookahead. --simulate does it for drives
+With --shape or -m the report ends with the tokens/s that the measured drives allow: a simulation of \
+the step loop with this program's own scheduling, cache and lookahead. --simulate does it for drives \
 that are not there.
 
 Examples:
@@ -55,7 +55,7 @@ Examples:
   deltafin drives --simulate 13.6,7.1,7.1,5.7 --shape k3 --cache-share 0.04
   deltafin drives --simulate 13.6,7.1,7.1,5.7 --shape k3 --in-turn
 
-Exit code 2: a root is no directory. 4: a drive failed or did not answer; what was measured is
+Exit code 2: a root is no directory. 4: a drive failed or did not answer; what was measured is \
 printed all the same, also after an interrupt.";
 
 /// Flags of `drives`.

@@ -19,10 +19,10 @@ use file::LogitsFile;
 use likelihood::Likelihood;
 
 const EXAMPLES: &str = "\
-The file is safetensors: `ids` I64 [T] and `logits` F32 [T, vocab], where row t holds the logits after token t. It
+The file is safetensors: `ids` I64 [T] and `logits` F32 [T, vocab], where row t holds the logits after token t. It \
 appears under its name only when it is complete.
 
---nll prints two lines: `nll`, the mean negative log-likelihood in nats of tokens 2 to T given those before each, and
+--nll prints two lines: `nll`, the mean negative log-likelihood in nats of tokens 2 to T given those before each, and \
 `perplexity`, its exponential.
 
 Examples:

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Command, CommandFactory};
 use clap_mangen::Man;
 
+use super::args::Shown;
 use super::{Cli, output};
 use crate::error::{Error, Result};
 
@@ -14,35 +15,69 @@ use crate::error::{Error, Result};
 #[command(after_long_help = "\
 Examples:
   deltafin man | man -l -
-  deltafin man ~/.local/share/man/man1")]
+  deltafin man run | man -l -
+  deltafin man --dir ~/.local/share/man/man1")]
 pub struct ManArgs {
-    /// Directory for one page a command; without it the main page goes to standard output
-    #[arg(value_name = "DIR")]
-    directory: Option<PathBuf>,
+    /// Command whose page goes to standard output; without one the main page
+    ///
+    /// What holds a slash is a directory, as with --dir.
+    #[arg(value_name = "COMMAND")]
+    command: Option<PathBuf>,
+    /// Write one page a command to this directory, which is made where it is not there
+    #[arg(long, value_name = "DIR", conflicts_with = "command")]
+    dir: Option<PathBuf>,
 }
 
-pub(super) fn run(args: &ManArgs) -> Result<()> {
-    let mut command = Cli::command();
-    command.build();
-    match &args.directory {
-        None => output::stdout(&page(command)).map(|_| ()),
-        Some(directory) => write_all(command, directory),
+pub(super) fn run(args: &ManArgs, shown: &Shown) -> Result<()> {
+    let mut main = Cli::command();
+    main.build();
+    let is_path = |word: &&PathBuf| word.to_string_lossy().contains('/');
+    if let Some(directory) = args.dir.as_ref().or(args.command.as_ref().filter(is_path)) {
+        let pages = write_all(main, directory)?;
+        if !shown.quiet {
+            output::stderr(format_args!("{pages} pages written to {}", directory.display()));
+        }
+        return Ok(());
     }
+    let page = match &args.command {
+        Some(name) => {
+            let named = pages(&main).find(|subcommand| name.as_os_str() == subcommand.get_name());
+            page(with_hyphen(named.ok_or_else(|| unknown(&main, name))?))
+        }
+        None => page(main),
+    };
+    output::stdout(&page).map(|_| ())
 }
 
-fn write_all(command: Command, directory: &Path) -> Result<()> {
-    let write = |name: &str, command: Command| {
+fn unknown(main: &Command, name: &Path) -> Error {
+    let names: Vec<&str> = pages(main).map(Command::get_name).collect();
+    Error::usage(format!("no command {}: expected one of {}", name.display(), names.join(", ")))
+        .hint(format!("a directory is given with --dir {}", name.display()))
+}
+
+/// The subcommands that have a page.
+fn pages(main: &Command) -> impl Iterator<Item = &Command> {
+    main.get_subcommands().filter(|subcommand| subcommand.get_name() != "help")
+}
+
+/// Help refers to pages by the name with a hyphen, synopses show the command line.
+fn with_hyphen(subcommand: &Command) -> Command {
+    subcommand.clone().display_name(format!("deltafin-{}", subcommand.get_name()))
+}
+
+/// Writes all pages; gives their number.
+fn write_all(main: Command, directory: &Path) -> Result<usize> {
+    let write = |command: Command| {
+        let name = command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned();
         let file = directory.join(format!("{name}.1"));
         fs::write(&file, page(command)).map_err(|error| Error::io(format!("cannot write {}: {error}", file.display())))
     };
     fs::create_dir_all(directory)
         .map_err(|error| Error::io(format!("cannot make the directory {}: {error}", directory.display())))?;
-    for subcommand in command.get_subcommands().filter(|subcommand| subcommand.get_name() != "help") {
-        let name = format!("deltafin-{}", subcommand.get_name());
-        // Help refers to pages by the name with a hyphen, synopses show the command line.
-        write(&name, subcommand.clone().display_name(name.clone()))?;
-    }
-    write("deltafin", command)
+    let subcommands: Vec<Command> = pages(&main).map(with_hyphen).collect();
+    let count = subcommands.len() + 1;
+    subcommands.into_iter().chain([main]).try_for_each(write)?;
+    Ok(count)
 }
 
 fn page(command: Command) -> Vec<u8> {

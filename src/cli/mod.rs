@@ -120,7 +120,7 @@ pub fn dispatch(cli: &Cli, interrupt: &Interrupt) -> Result<()> {
         Command::Drives(args) => drives::run(args, &cli.shown, interrupt),
         Command::Synth(args) => synth::run(args, &cli.shown, interrupt),
         Command::Completions(args) => completions::run(args),
-        Command::Man(args) => man::run(args),
+        Command::Man(args) => man::run(args, &cli.shown),
     }
 }
 
@@ -137,4 +137,28 @@ fn show_plan(options: &EngineOptions, shown: &args::Shown) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tables and examples are never wrapped to fewer columns than this.
+    const TABLE_COLUMNS: usize = 80;
+
+    #[test]
+    fn what_closes_a_help_is_wrapped_once() {
+        let command = Cli::command();
+        for subcommand in command.get_subcommands() {
+            let help = subcommand.get_after_long_help().map(ToString::to_string).unwrap_or_default();
+            let lines: Vec<&str> = help.lines().collect();
+            let is_text = |line: &str| !line.is_empty() && !line.starts_with(' ');
+            for line in &lines {
+                assert!(is_text(line) || line.chars().count() <= TABLE_COLUMNS, "{}: {line}", subcommand.get_name());
+            }
+            for two in lines.windows(2) {
+                assert!(!two.iter().all(|line| is_text(line)), "{}: {two:?}", subcommand.get_name());
+            }
+        }
+    }
 }

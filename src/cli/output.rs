@@ -4,7 +4,10 @@
 //! A process that is started with its stdout closed writes into `/dev/null`: Rust's runtime opens it in the place of
 //! the missing descriptor, so that no file of the model can end up as descriptor 1.
 
-use std::io::{self, ErrorKind, Write};
+use std::fs::File;
+use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
 
 use crate::error::{Error, Result};
 
@@ -30,6 +33,16 @@ pub fn stdout(bytes: &[u8]) -> Result<Written> {
 pub fn stderr(text: impl std::fmt::Display) {
     let line = format!("{text}\n");
     let _ = io::stderr().lock().write_all(line.as_bytes());
+}
+
+/// Whether what goes to stdout and what goes to stderr is read as one text: on a terminal, or in one file or pipe.
+pub fn is_one_text() -> bool {
+    let terminals = io::stdout().is_terminal() && io::stderr().is_terminal();
+    let file = |stream: BorrowedFd<'_>| {
+        let metadata = File::from(stream.try_clone_to_owned()?).metadata()?;
+        io::Result::Ok((metadata.dev(), metadata.ino()))
+    };
+    terminals || matches!((file(io::stdout().as_fd()), file(io::stderr().as_fd())), (Ok(out), Ok(err)) if out == err)
 }
 
 fn write(out: &mut impl Write, bytes: &[u8]) -> Result<Written> {

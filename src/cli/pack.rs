@@ -21,28 +21,28 @@ use crate::report::progress::Reporter;
 /// Flags of `pack`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-Each expert becomes ROOT/L001/E0000.mxfp4, its parts at whole pages; ROOT/experts.list names those
-that are whole, with checksums. Every expert goes to one root at least, in proportion to what the
+Each expert becomes ROOT/L001/E0000.mxfp4, its parts at whole pages; ROOT/experts.list names those \
+that are whole, with checksums. Every expert goes to one root at least, in proportion to what the \
 drives read; the same command goes on where it was ended, however it was ended.
 
---move takes the experts out of each shard as soon as they are safe on the roots: the shard is
-replaced by one of the same name with all its other tensors. The model then runs with
+--move takes the experts out of each shard as soon as they are safe on the roots: the shard is \
+replaced by one of the same name with all its other tensors. The model then runs with \
 --experts ROOT… only.
 
 Examples:
-  deltafin pack -m K3 --to /mnt/a/k3 --to /mnt/b/k3 --dry-run
-  deltafin pack -m K3 --to /mnt/a/k3 --to /mnt/b/k3 --replicas 2 --trunk bf16
+  deltafin pack -m K3 --to /mnt/a/k3 /mnt/b/k3 --dry-run
+  deltafin pack -m K3 --to /mnt/a/k3 /mnt/b/k3 --replicas 2 --trunk bf16
   deltafin pack -m K3 --to /mnt/a/k3 --move
   deltafin run -m K3 --experts /mnt/a/k3 /mnt/b/k3 -p Hello
 
-Exit code 3: the model or a root is damaged, or a root holds another model. 4: no room, a root in
+Exit code 3: the model or a root is damaged, or a root holds another model. 4: no room, a root in \
 use, a failed read or write.")]
 pub struct PackArgs {
     /// Model directory, or `demo` for the embedded small model
     #[arg(short, long, value_name = "DIR")]
     model: PathBuf,
-    /// Directory to write experts to, one on each drive; made where it is not there
-    #[arg(long, value_name = "ROOT", required = true)]
+    /// Directories to write experts to, one on each drive; made where they are not there
+    #[arg(long, value_name = "ROOT", required = true, num_args = 1..)]
     to: Vec<PathBuf>,
     /// Most copies of an expert; the most used get them first, as far as there is room
     #[arg(long, value_name = "N", default_value = "1", value_parser = args::positive)]

@@ -38,7 +38,12 @@ pub(super) fn read(
         parts.push(normalize_input(text.as_bytes().to_vec(), "--prompt")?);
     }
     for source in &sources {
-        parts.push(source.text(progress, interrupt)?);
+        parts.push(source.text(progress, interrupt).map_err(|error| match source {
+            Source::File(path) if !path.exists() => {
+                error.hint("words without a flag name files: give a prompt with -p")
+            }
+            _ => error,
+        })?);
     }
     if takes_stdin && !sources.contains(&Source::Stdin) {
         parts.push(match parts.iter().all(String::is_empty) {

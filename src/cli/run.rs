@@ -62,7 +62,7 @@ pub(super) fn run(args: &RunArgs, shown: &Shown, interrupt: &Interrupt) -> Resul
     let report = report(&answer, stop, failure.as_ref(), prompt.len(), &clock, Some(&engine));
     let closed = answer.close(&report);
     if !shown.quiet {
-        output::stderr(summary(&report));
+        output::stderr(format_args!("{}{}", answer.line_end(), summary(&report)));
     }
     match failure {
         Some(error) => Err(error),

@@ -17,11 +17,11 @@ use crate::text::{Specials, Tokenizer, normalize_input};
 const CONFIG: &str = "config.json";
 
 const EXAMPLES: &str = "\
-The input is TEXT, else the file, else standard input; all of it counts, a line end at its end included. --decode takes
+The input is TEXT, else the file, else standard input; all of it counts, a line end at its end included. --decode takes \
 ids separated by spaces, commas or line ends, or a JSON array of them, and writes exactly their bytes.
 
---jsonl answers `{\"text\": …}` with `{\"ids\": […]}` and `{\"ids\": […]}` with `{\"text\": …}`, line by line, where bytes
-that are no UTF-8 appear as U+FFFD. Other keys are passed over, and so are blank lines. A line that cannot be answered
+--jsonl answers `{\"text\": …}` with `{\"ids\": […]}` and `{\"ids\": […]}` with `{\"text\": …}`, line by line, where bytes \
+that are no UTF-8 appear as U+FFFD. Other keys are passed over, and so are blank lines. A line that cannot be answered \
 ends the run; the answers before it stand.
 
 Examples:

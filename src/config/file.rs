@@ -1,10 +1,12 @@
 //! Small files of a model directory, read whole, with plain words for what people really find there instead.
 
-use std::fs::File;
+use std::ffi::OsString;
+use std::fs::{DirEntry, File};
 use std::io::Read;
 use std::path::Path;
 
 use crate::error::{Error, Result};
+use crate::store::packed::LIST_FILE;
 
 /// First line of a Git-LFS pointer: the text file that a clone without LFS leaves in place of the real one.
 const LFS_MAGIC: &[u8] = b"version https://git-lfs.github.com/spec/";
@@ -17,6 +19,29 @@ pub(crate) fn lfs_pointer(head: &[u8]) -> Option<Option<u64>> {
     }
     let size = head.split(|&b| b == b'\n').find_map(|line| line.strip_prefix(b"size "));
     Some(size.and_then(|s| std::str::from_utf8(s).ok()).and_then(|s| s.trim().parse().ok()))
+}
+
+/// Refuses, in words, a directory without configuration that is no model directory at all.
+///
+/// # Errors
+/// Kind `Model`: a root of packed experts, or no shard.
+pub(super) fn check_is_model_dir(dir: &Path) -> Result<()> {
+    if dir.join(LIST_FILE).exists() {
+        return Err(Error::model(format!("{} is a root of packed experts, not a model directory", dir.display()))
+            .hint(format!("give it as --experts {}, and the model's own directory with -m", dir.display())));
+    }
+    let names = |entry: std::io::Result<DirEntry>| entry.ok().map(|entry| entry.file_name());
+    let is_of_a_model = |name: &OsString| {
+        let name = name.to_string_lossy();
+        name.starts_with("model") && name.contains(".safetensors")
+    };
+    // One that cannot be listed may hold anything.
+    if dir.read_dir().is_ok_and(|entries| !entries.filter_map(names).any(|name| is_of_a_model(&name))) {
+        let what = "does not look like a model directory: it has neither config.json nor any model….safetensors";
+        return Err(Error::model(format!("{} {what}", dir.display()))
+            .hint("-m takes the directory that a Kimi checkpoint was downloaded to"));
+    }
+    Ok(())
 }
 
 /// Whether `path` can be read as a file, or in words why not. Follows links, as in a Hugging Face cache.

@@ -180,9 +180,12 @@ impl ModelConfig {
         if !dir.is_dir() {
             let what = if dir.exists() { "is not a directory" } else { "does not exist" };
             return Err(Error::model(format!("model directory {} {what}", dir.display()))
-                .hint("-m takes the directory that holds config.json and the safetensors files"));
+                .hint("download the checkpoint first: -m takes the directory with its config.json and shards"));
         }
         let path = dir.join("config.json");
+        if path.symlink_metadata().is_err() {
+            file::check_is_model_dir(dir)?;
+        }
         Self::parse(&read_text(&path, CONFIG_BYTES_MAX)?, &path)
     }
 

@@ -359,7 +359,12 @@ fn broken_files_are_refused_in_words() {
     let temp = tempfile::tempdir().unwrap();
     let path = temp.path().join("config.json");
     let message = || ModelConfig::load(temp.path()).unwrap_err().message().to_owned();
-    assert!(message().contains("is missing"));
+    assert!(message().contains("does not look like a model directory"));
+    std::fs::write(temp.path().join("experts.list"), "").unwrap();
+    assert!(message().contains("is a root of packed experts"));
+    std::fs::remove_file(temp.path().join("experts.list")).unwrap();
+    std::fs::write(temp.path().join("model.safetensors"), "").unwrap();
+    assert!(message().contains("config.json is missing"));
     let whole = std::fs::read_to_string(dir(TINY).join("config.json")).unwrap();
     for (content, expected) in [
         (&b""[..], "is empty"),

@@ -11,6 +11,7 @@ use super::roots::Root;
 use super::{PackOptions, room, trunk};
 use crate::checkpoint::{ExpertTable, Manifest};
 use crate::error::{Error, Result};
+use crate::plan::{at_least, at_most, gib};
 use crate::store::ExpertId;
 use crate::store::packed::{COPY_FILE, LIST_FILE, List, Share, Source, expert_path};
 use crate::trunk::TrunkFormat;
@@ -251,13 +252,14 @@ fn no_room(basis: &Basis<'_>, shortage: placement::Shortage, trunk: Option<&Trun
     let mut free = BTreeMap::new();
     for root in basis.roots {
         let bytes = room::free_for_experts(basis, root.file_system, trunk);
-        free.entry(root.file_system).or_insert_with(|| format!("{} {bytes}", root.dir.display()));
+        free.entry(root.file_system).or_insert_with(|| format!("{} {}", root.dir.display(), at_most(bytes)));
     }
     let free: Vec<String> = free.into_values().collect();
     Error::io(format!(
-        "no room: {} experts of {file_bytes} bytes need {} bytes, but there is room for {} of them (bytes free: {})",
+        "no room: {} experts of {} need {}, but there is room for {} of them (free: {})",
         shortage.needed,
-        shortage.needed.saturating_mul(file_bytes),
+        gib(file_bytes),
+        at_least(shortage.needed.saturating_mul(file_bytes)),
         shortage.fit,
         free.join(", ")
     ))

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::plan::{Basis, Plan, TrunkPlan, disk_bytes};
 use super::work::{self, Group};
 use crate::error::{Error, Result};
+use crate::plan::{at_least, at_most};
 
 /// Directories and what a file system needs to hold files at all.
 const SLACK_BYTES: u64 = 256 << 10;
@@ -68,8 +69,10 @@ pub(super) fn check(basis: &Basis<'_>, plan: &mut Plan) -> Result<()> {
         let needed = u64::try_from(used.most).unwrap_or(0);
         if needed > free {
             return Err(Error::io(format!(
-                "no room: {} needs {needed} bytes, but {free} are free there",
-                dir.display()
+                "no room: {} needs {}, but {} are free there",
+                dir.display(),
+                at_least(needed),
+                at_most(free)
             ))
             .hint("free some space, or add a root on another drive (--to)"));
         }

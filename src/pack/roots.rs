@@ -33,7 +33,32 @@ struct Identity(u64, u64, PathBuf);
 /// A lock that the kernel gives back when the process ends, however it ends.
 #[derive(Debug)]
 pub(super) struct Lock {
+    /// Before the lock, so that nobody has begun in a directory that is removed.
+    _made: Made,
     _directory: Option<File>,
+}
+
+/// Directories that this process made; those that are still empty in the end are removed.
+#[derive(Debug, Default)]
+struct Made(Vec<PathBuf>);
+
+impl Made {
+    /// Makes `dir` and those above it, as far as they are not there.
+    fn make(dir: &Path) -> io::Result<Self> {
+        let is_absent = |path: &&Path| !path.as_os_str().is_empty() && path.symlink_metadata().is_err();
+        let made = Self(dir.ancestors().take_while(is_absent).map(Path::to_owned).collect());
+        fs::create_dir_all(dir)?;
+        Ok(made)
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        for dir in &self.0 {
+            // One that holds something stays.
+            let _ = fs::remove_dir(dir);
+        }
+    }
 }
 
 /// Looks at the given directories; makes nothing.
@@ -94,9 +119,9 @@ impl Root {
     /// # Errors
     /// Kind `Io` when it cannot be made, or another process writes there.
     pub fn claim(&self) -> Result<Lock> {
-        fs::create_dir_all(&self.dir)
+        let made = Made::make(&self.dir)
             .map_err(|e| Error::io(format!("cannot make the directory {}: {e}", self.dir.display())))?;
-        lock(&self.dir, true)
+        Ok(Lock { _made: made, ..lock(&self.dir, true)? })
     }
 
     /// Removes the directory again where it was not there when it was looked at and nothing is in it.
@@ -115,7 +140,7 @@ pub(super) fn lock(dir: &Path, alone: bool) -> Result<Lock> {
     let failed = |e: io::Error| Error::io(format!("cannot lock {}: {e}", dir.display()));
     let directory = File::open(dir).map_err(failed)?;
     match if alone { directory.try_lock() } else { directory.try_lock_shared() } {
-        Ok(()) => Ok(Lock { _directory: Some(directory) }),
+        Ok(()) => Ok(Lock { _made: Made::default(), _directory: Some(directory) }),
         Err(TryLockError::WouldBlock) => {
             Err(Error::io(format!("another `deltafin pack` is at work in {}", dir.display()))
                 .hint("wait until it is done; a process that was killed holds no lock"))
@@ -124,7 +149,7 @@ pub(super) fn lock(dir: &Path, alone: bool) -> Result<Lock> {
         Err(TryLockError::Error(e))
             if e.kind() == io::ErrorKind::Unsupported || e.raw_os_error() == Some(libc::EBADF) =>
         {
-            Ok(Lock { _directory: None })
+            Ok(Lock { _made: Made::default(), _directory: None })
         }
         Err(TryLockError::Error(e)) => Err(failed(e)),
     }
@@ -160,6 +185,21 @@ mod tests {
         for path in [file.clone(), file.join("below")] {
             assert_eq!(find(std::slice::from_ref(&path)).unwrap_err().kind(), Kind::Usage, "{}", path.display());
         }
+    }
+
+    #[test]
+    fn directories_that_were_made_and_stay_empty_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let dirs = ["a/b", "a/c"].map(|name| folder.path().join(name));
+        let claim = |dir: &PathBuf| find(std::slice::from_ref(dir)).unwrap()[0].claim().unwrap();
+        let locks = dirs.each_ref().map(claim);
+        assert!(dirs.iter().all(|dir| dir.is_dir()));
+        fs::write(dirs[1].join("x"), "x").unwrap();
+        drop(locks);
+        assert!(!dirs[0].exists() && dirs[1].exists());
+        fs::remove_file(dirs[1].join("x")).unwrap();
+        drop(claim(&dirs[1]));
+        assert!(dirs[1].exists(), "it was there before");
     }
 
     #[test]

@@ -8,9 +8,10 @@ mod system;
 use crate::error::{Error, Result};
 use limit::{Limit, Memory};
 
-use show::{at_least, at_most, flag_value};
+use show::flag_value;
 
 pub use show::gib;
+pub(crate) use show::{at_least, at_most};
 pub use system::peak_resident;
 
 /// What the parts need, in bytes; [`plan`] turns it into a [`Plan`].
@@ -32,6 +33,17 @@ pub struct Needs {
     pub slots_max: u64,
     /// Tokenizer, tables, thread stacks, code.
     pub fixed: u64,
+    /// Forms of the trunk that would take less, for the hint of a refusal.
+    pub smaller_trunks: Vec<SmallerTrunk>,
+}
+
+/// A form of the trunk that is not asked for.
+#[derive(Debug, Clone)]
+pub struct SmallerTrunk {
+    /// As `--trunk` takes it, and what it does to the weights.
+    pub form: &'static str,
+    /// What it takes in memory.
+    pub bytes: u64,
 }
 
 /// Bytes of each part; what is used in the end stays within `total`.
@@ -113,7 +125,7 @@ fn fit(needs: &Needs, limit: Limit, expert_memory: Option<u64>) -> Result<Plan> 
             Some(_) if floor.total <= limit.bytes => experts_do_not_fit(&least),
             _ => below_floor(&least),
         };
-        return Err(error.hint(enough(&least, &limit)));
+        return Err(error.hint(enough(needs, &least, &limit)));
     }
     let left = (limit.bytes - floor.total).checked_div(needs.slot).unwrap_or(0);
     let slots = slots_asked.unwrap_or_else(|| slots_min.saturating_add(left).min(slots_max));
@@ -162,7 +174,11 @@ fn below_one_token(needs: &Needs, asked: u64) -> Error {
         needs.slots_min,
         gib(needs.slot)
     ))
-    .hint(format!("leave it out to use what the rest leaves, or give --expert-memory {}", flag_value(least)))
+    .hint(format!(
+        "{}leave it out to use what the rest leaves, or give --expert-memory {}",
+        unit_missing(asked),
+        flag_value(least)
+    ))
 }
 
 fn experts_do_not_fit(least: &Plan) -> Error {
@@ -178,11 +194,29 @@ fn experts_do_not_fit(least: &Plan) -> Error {
 }
 
 /// What to do about a plan that needs more than the limit.
-fn enough(least: &Plan, limit: &Limit) -> String {
-    let less = "a smaller --context, --step or --expert-memory needs less";
+fn enough(needs: &Needs, least: &Plan, limit: &Limit) -> String {
+    let mut less = String::new();
+    // Where most of it is something else, that is what there is to save.
+    if least.trunk > least.total / 2 {
+        for SmallerTrunk { form, bytes } in &needs.smaller_trunks {
+            less += &format!("--trunk {form} needs {}; ", at_least(least.total - least.trunk + bytes));
+        }
+    }
+    less += "a smaller --context, --step or --expert-memory needs less";
+    let unit = if limit.source == "--memory" { unit_missing(limit.bytes) } else { String::new() };
     match limit.most {
-        Some(most) if most < least.total => format!("{less}; at most {} are there at all", at_most(most)),
-        _ => format!("allow more with --memory {}, if it is there; {less}", flag_value(least.total)),
+        Some(most) if most < least.total => format!("{unit}{less}; at most {} are there at all", at_most(most)),
+        _ => format!("{unit}allow more with --memory {}, if it is there; {less}", flag_value(least.total)),
+    }
+}
+
+/// Asks for the unit of a size that is one of no use in bytes.
+fn unit_missing(asked: u64) -> String {
+    const BYTES_MIN: u64 = 10_000;
+    if asked < BYTES_MIN {
+        format!("{asked} without a unit are bytes: was {asked}GiB meant? else ")
+    } else {
+        String::new()
     }
 }
 
@@ -200,6 +234,7 @@ mod tests {
         slots_min: 4,
         slots_max: 100,
         fixed: 100,
+        smaller_trunks: Vec::new(),
     };
 
     fn within(bytes: u64) -> Limit {
@@ -257,6 +292,28 @@ mod tests {
         let error = with(7, Some(1000), None).expect_err("short");
         let hint = error.hint_text().expect("a hint");
         assert!(!hint.contains("--memory ") && hint.contains("at most 1000 bytes are there"), "{hint}");
+    }
+
+    #[test]
+    fn the_hint_names_smaller_trunks_where_the_trunk_is_most_of_it() {
+        let hint = |trunk| {
+            let smaller_trunks = vec![SmallerTrunk { form: "bf12 (lossless)", bytes: 750 }];
+            let error = fit(&Needs { trunk, smaller_trunks, ..NEEDS }, within(100), None).expect_err("short");
+            error.hint_text().expect("a hint").to_owned()
+        };
+        assert!(hint(1000).contains("--trunk bf12 (lossless) needs 990 bytes; "), "{}", hint(1000));
+        assert!(!hint(200).contains("--trunk"), "{}", hint(200));
+    }
+
+    #[test]
+    fn a_number_that_lacks_its_unit_is_asked_about() {
+        let hint = |limit, asked| {
+            let error = fit(&Needs { trunk: 1 << 20, ..NEEDS }, limit, asked).expect_err("short");
+            error.hint_text().expect("a hint").contains("was 39GiB meant?")
+        };
+        assert!(hint(within(39), None) && hint(within(1 << 30), Some(39)));
+        assert!(!hint(within(39_000), None));
+        assert!(!hint(Limit { source: "cgroup".into(), ..within(39) }, None), "nobody gave it");
     }
 
     #[test]

@@ -10,12 +10,12 @@ pub fn gib(bytes: u64) -> String {
 }
 
 /// At least `bytes`, as [`gib`] shows them: what is needed, so that as much as is shown is enough.
-pub(super) fn at_least(bytes: u64) -> String {
+pub(crate) fn at_least(bytes: u64) -> String {
     shown(bytes, f64::ceil)
 }
 
 /// At most `bytes`, as [`gib`] shows them: what there is.
-pub(super) fn at_most(bytes: u64) -> String {
+pub(crate) fn at_most(bytes: u64) -> String {
     shown(bytes, f64::floor)
 }
 

@@ -11,6 +11,7 @@ use super::recipe::Recipe;
 use super::shard::failed;
 use super::space;
 use crate::error::{Error, Result};
+use crate::plan::{at_least, at_most};
 
 const RECIPE_FILE: &str = "synth.json";
 /// As all readers know it.
@@ -180,7 +181,8 @@ pub(super) fn check_space(dir: &Path, needed: u64) -> Result<()> {
     let available = space::available(there)
         .map_err(|e| Error::io(format!("cannot tell the free space of {}: {e}", there.display())))?;
     if available < needed {
-        return Err(Error::io(format!("{} needs {needed} bytes, but {available} are free there", dir.display()))
+        let (needed, available) = (at_least(needed), at_most(available));
+        return Err(Error::io(format!("{} needs {needed}, but {available} are free there", dir.display()))
             .hint("fewer --experts or --layers, or another drive; --sparse writes headers only"));
     }
     Ok(())

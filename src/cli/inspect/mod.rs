@@ -28,7 +28,7 @@ Examples:
   deltafin inspect -m demo --output json
   deltafin inspect -m ~/models/Kimi-K3 --experts /mnt/a/k3 /mnt/b/k3 --verify
 
-Reads headers and one page of each drive, with --verify every byte; loads nothing. Exit code 3: the directory cannot be
+Reads headers and one page of each drive, with --verify every byte; loads nothing. Exit code 3: the directory cannot be \
 run, and the message lists what is missing or damaged. 5: it would not fit in memory.")]
 pub struct InspectArgs {
     /// Model directory, or `demo` for the embedded model
@@ -61,7 +61,8 @@ pub(super) fn run(args: &InspectArgs, shown: &Shown, interrupt: &Interrupt) -> R
     let reporter = Reporter::new(shown);
     let mut progress = |done, total| reporter.working("reading", done, total);
     let reading = args.verify.then_some(Reading { progress: &mut progress, interrupt });
-    let (findings, obstacles) = Findings::of(&options, config, reading)?;
+    let (findings, obstacles) = Findings::of(&options, config, reading)
+        .map_err(|error| if shown.verbose > 0 { error } else { error.shortened(show::SHARDS_SHOWN) })?;
     reporter.finish();
     let report = match args.output {
         Form::Text => show::text(&findings, shown.verbose > 0),

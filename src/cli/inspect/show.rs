@@ -8,7 +8,7 @@ use crate::pack::verify::Verified;
 use crate::plan::gib;
 
 /// Shards that are listed unless all are asked for.
-const SHARDS_SHOWN: usize = 8;
+pub(super) const SHARDS_SHOWN: usize = 8;
 
 /// One object and a line end.
 pub(super) fn json(findings: &Findings) -> String {
@@ -83,7 +83,7 @@ fn words(table: &mut Table, found: &Findings) {
     match &found.tokenizer {
         Some(tokenizer) => table.row("tokenizer", format!("{}, {} ids", tokenizer.file, tokenizer.ids)),
         None if found.has_tokenizer_file => table.row("tokenizer", "damaged"),
-        None => table.row("tokenizer", "none: token ids can be given instead of text"),
+        None => table.row("tokenizer", "none: give token ids (--ids) and take ids (--output ids)"),
     }
     for (number, stop) in found.stop_ids.iter().enumerate() {
         let name = if number == 0 { "stop ids" } else { "" };

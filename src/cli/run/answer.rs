@@ -35,6 +35,10 @@ pub(super) struct Answer<'t> {
     reasoning: String,
     chat: Option<chat::Answer>,
     pipe_closed: bool,
+    echo: Option<String>,
+    /// What was written last, on stdout and stderr where they are one text, is not a whole line.
+    within_line: bool,
+    is_one_text: bool,
 }
 
 impl<'t> Answer<'t> {
@@ -63,7 +67,23 @@ impl<'t> Answer<'t> {
             reasoning: String::new(),
             chat: None,
             pipe_closed: false,
+            echo: args.echo.clone(),
+            within_line: false,
+            is_one_text: output::is_one_text(),
         })
+    }
+
+    /// Shows the prompt on stderr where that is wanted, just before the answer. What goes on with it stands on its line.
+    pub(super) fn begin(&mut self) {
+        let Some(prompt) = self.echo.take() else { return };
+        self.within_line = self.is_one_text && !self.is_chat;
+        let end = if self.within_line { "" } else { "\n" };
+        let _ = io::stderr().write_all(format!("{prompt}{end}").as_bytes());
+    }
+
+    /// What ends the line that the answer may have left open on stderr, too.
+    pub(super) fn line_end(&self) -> &'static str {
+        if self.within_line { "\n" } else { "" }
     }
 
     /// Takes the next id and writes what it settles.
@@ -166,6 +186,7 @@ impl<'t> Answer<'t> {
         if !self.pipe_closed && output::stdout(bytes)? == Written::PipeClosed {
             self.pipe_closed = true;
         }
+        self.within_line = self.is_one_text && !bytes.ends_with(b"\n");
         Ok(())
     }
 }

@@ -11,15 +11,15 @@ use crate::generate::{Sampler, Sampling};
 use crate::text::chat::{ChatOptions, Effort};
 
 const EXAMPLES: &str = "\
-The prompt is -p, then the files in the order given (`-` is standard input), then standard input when it is a pipe or
-a file. Empty parts do not count, the others are joined by a blank line, and nothing is trimmed. Input is UTF-8; a byte
+The prompt is -p, then the files in the order given (`-` is standard input), then standard input when it is a pipe or \
+a file. Empty parts do not count, the others are joined by a blank line, and nothing is trimmed. Input is UTF-8; a byte \
 order mark at its start is dropped, line ends stay as they are.
 
-Standard input is waited for without end when it is named as `-` or is all the prompt there is. Otherwise a pipe that
+Standard input is waited for without end when it is named as `-` or is all the prompt there is. Otherwise a pipe that \
 stays open and gives nothing for 5 seconds is left out, which is said on standard error.
 
-Without --chat the model continues the prompt. It stops at an end token, which is not shown, at a --stop string, or
-after -n tokens. Control tokens are never shown; bytes that are no UTF-8 appear as U+FFFD. A line end is added to the
+Without --chat the model continues the prompt. It stops at an end token, which is not shown, at a --stop string, or \
+after -n tokens. Control tokens are never shown; bytes that are no UTF-8 appear as U+FFFD. A line end is added to the \
 answer on a terminal only.
 
 Examples:
@@ -29,7 +29,7 @@ Examples:
   deltafin run -m K3 -p \"The\" --temperature 0.8 --top-p 0.95 --seed 7
   deltafin run -m K3 --ids 1,2,3 -n 48 --ignore-eos --output ids
 
-Exit codes: 0 done, 1 other failure, 2 usage, 3 model refused, 4 I/O failed, 5 does not fit in memory, 6 numerical
+Exit codes: 0 done, 1 other failure, 2 usage, 3 model refused, 4 I/O failed, 5 does not fit in memory, 6 numerical \
 failure, 130 interrupted, 143 terminated.";
 
 /// Flags of `run`.
@@ -72,6 +72,9 @@ pub struct RunArgs {
     /// Stdin is no part of the prompt, unless named; for commands that are `run` with a prompt of their own.
     #[arg(skip)]
     pub(in crate::cli) leaves_stdin: bool,
+    /// Text to show on stderr before the answer; for the same commands.
+    #[arg(skip)]
+    pub(in crate::cli) echo: Option<String>,
 }
 
 /// `--output`.

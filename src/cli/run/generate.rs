@@ -37,6 +37,7 @@ pub(super) fn generate(
     let mut logits = session.feed(job.prompt, job.reporter)?;
     clock.prefilled();
     job.reporter.finish();
+    answer.begin();
     for left in (0..job.limit).rev() {
         job.interrupt.check()?;
         let id = sampler.sample(logits);

@@ -34,6 +34,10 @@ impl Input {
                 "--thinking has no effect without --output text: JSON holds the reasoning, ids all ids",
             ));
         }
+        if let Some(file) = args.engine.experts.iter().find(|root| root.is_file()) {
+            return Err(Error::usage(format!("--experts {}: a file, expected a directory", file.display()))
+                .hint("all words after --experts are roots: give files of the prompt first, or after `--`"));
+        }
         StopStrings::new(&args.stop).map_err(|error| error.context("--stop"))?;
         if let Some(ids) = args.ids.read(progress, interrupt)? {
             return Ok(Self::Ids(ids));
@@ -89,7 +93,18 @@ fn tokenizer(args: &RunArgs, input: &Input, model: &Path, config: &ModelConfig) 
     if !wanted {
         return Ok(None);
     }
-    Tokenizer::from_dir(model, Some(config.vocab_size)).map(Some)
+    Tokenizer::from_dir(model, Some(config.vocab_size)).map(Some).map_err(|error| match input {
+        _ if there() => error,
+        Input::Text(_) => {
+            error.hint("download tiktoken.model from the model's repository, or give --ids with --output ids")
+        }
+        Input::Ids(_) if !args.stop.is_empty() => {
+            error.hint("--stop looks at text: leave it out, and give --output ids")
+        }
+        Input::Ids(_) => {
+            error.hint("a tokenizer is needed for text alone: give --output ids (or json), as the prompt is ids")
+        }
+    })
 }
 
 fn encode(args: &RunArgs, text: String, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
