@@ -485,6 +485,40 @@ fn inspect_counts_copies() {
 }
 
 #[test]
+fn inspect_says_what_tokens_a_second_the_drives_allow_where_their_rates_are_known() {
+    let place = Place::with_model(&[]);
+    let speed = |args: &[&str]| {
+        let args = [&["inspect", "-m", "m", "--output", "json"], args].concat();
+        serde_json::from_str::<Value>(&place.ok(&args)).unwrap()["speed"].clone()
+    };
+    let unknown = speed(&[]);
+    assert_eq!((&unknown["measure"], &unknown["estimate"]), (&"deltafin drives m -m m".into(), &Value::Null));
+    assert!(place.ok(&["inspect", "-m", "m"]).contains("`deltafin drives m -m m` measures"));
+    place.ok(&["pack", "-m", "m", "--to", "a", "--to", "b c"]);
+    let unmeasured = speed(&["--experts", "a", "b c"]);
+    assert_eq!(
+        (&unmeasured["measure"], &unmeasured["estimate"]),
+        (&"deltafin drives a 'b c' m -m m".into(), &Value::Null)
+    );
+    // What was packed already stays; the rate is written down.
+    place.ok(&["pack", "-m", "m", "--to", "a", "--to", "b c", "--rate", "a=7.1"]);
+    let known = speed(&["--experts", "a", "b c", "--expert-memory", "256KiB"]);
+    // All on one drive here.
+    let estimate = &known["estimate"];
+    assert_eq!(estimate["drives"].as_array().map(Vec::len), Some(1), "{known}");
+    assert_eq!(
+        (&estimate["drives"][0]["gb_per_s"], estimate["ladder"].as_array().map(Vec::len)),
+        (&7.1.into(), Some(1))
+    );
+    assert!(estimate["ladder"][0]["tokens_per_s"].as_f64() > Some(0.0), "{known}");
+    let text = place.ok(&["inspect", "-m", "m", "--experts", "a", "b c"]);
+    assert!(text.contains("at most, from drives of 7.1 GB/s") && text.contains("deltafin drives a 'b c' m"), "{text}");
+    // A pack that does not measure keeps what is known.
+    place.ok(&["pack", "-m", "m", "--to", "a", "--to", "b c"]);
+    assert!(speed(&["--experts", "a"])["estimate"].is_object());
+}
+
+#[test]
 fn verify_finds_every_kind_of_damage_and_names_it() {
     let place = Place::with_model(&[]);
     place.ok(&["pack", "-m", "m", "--to", "a", "--to", "b", "--replicas", "2", "--trunk", "bf16"]);

@@ -82,7 +82,13 @@ fn logits_are_the_same_from_shards_and_any_roots() {
     let (expected, _) = place.logits(&[]);
     place.pack_twice();
     place.ok(&["pack", "-m", "m", "--to", "c", "--to", "d"]);
-    for roots in [&["a"][..], &["b"], &["c"], &["a", "b"], &["c", "d"], &["a", "b", "c", "d"], &["a", "a"]] {
+    // On a device of its own, where there is memory to be one.
+    let other = tempfile::tempdir_in("/dev/shm").ok();
+    let e = other.as_ref().map_or_else(|| place.path("e"), |other| other.path().to_owned());
+    let e = e.to_str().expect("a plain path");
+    place.ok(&["pack", "-m", "m", "--to", e]);
+    let (two, all) = (&["a", e][..], &["a", "b", "c", "d", e][..]);
+    for roots in [&["a"][..], &["b"], &["c"], &["a", "b"], &["c", "d"], two, &["c", "d", e], all, &["a", "a"]] {
         for more in [&[][..], &["--verify-reads"], &["--no-lookahead"], &["--no-direct"]] {
             let (logits, said) = place.logits(&[&["--experts"], roots, more].concat());
             assert!(logits == expected, "{roots:?} {more:?}");
@@ -206,4 +212,70 @@ fn roots_listed_beside_the_model_are_read_unless_others_are_given() {
         let (out, said) = place.ends_with(&[args, &["-m", "m"]].concat(), 3);
         assert!(out.is_empty() && said.contains("experts.toml") && said.contains("hint"), "{args:?}: {out}{said}");
     }
+}
+
+#[test]
+fn a_prompt_reads_each_expert_once_whatever_the_roots() {
+    let place = Place::new();
+    place.pack_twice();
+    let ids = (0..512).map(|at| (at * 37 % 250 + 3).to_string()).collect::<Vec<_>>().join(",");
+    let expert_files: u64 = 3 * 64;
+    let file_bytes = fs::metadata(&place.experts("a")[0]).expect("an expert").len();
+    for roots in [&["a"][..], &["a", "b"], &["b", "a", "a"]] {
+        for memory in [&[][..], &["--expert-memory", "1MiB"]] {
+            let args =
+                ["run", "-m", "m", "--ids", &ids, "-n", "1", "--step", "512", "--output", "json", "--context", "600"];
+            let args = [&args[..], memory, &["--no-learn", "--experts"], roots].concat();
+            let report: Value = serde_json::from_str(&place.ok(&args).0).expect("JSON");
+            let (misses, hits) = (&report["io"]["misses"], &report["io"]["hits"]);
+            let asked = misses.as_u64().expect("a number") + hits.as_u64().expect("a number");
+            assert!(asked > expert_files / 2 && asked <= expert_files, "each is asked for once: {report}");
+            let read: u64 = report["io"]["drives"]
+                .as_array()
+                .expect("drives")
+                .iter()
+                .filter_map(|drive| drive["bytes"].as_u64())
+                .sum();
+            // The first page of each drive is read to see how.
+            assert!(read <= misses.as_u64().expect("a number") * file_bytes + 4 * 4096, "{read}: {report}");
+        }
+    }
+}
+
+#[test]
+fn memory_stays_within_its_plan_with_several_roots() {
+    let place = Place::new();
+    place.pack_twice();
+    for more in [&[][..], &["--no-direct"], &["--expert-memory", "1MiB", "--verify-reads"]] {
+        let args =
+            ["run", "-m", "m", "--ids", IDS, "-n", "16", "--ignore-eos", "--output", "json", "--experts", "a", "b"];
+        let report: Value = serde_json::from_str(&place.ok(&[&args[..], more].concat()).0).expect("JSON");
+        let bytes = |key: &str| report["memory"][key].as_u64().expect("bytes");
+        assert!(bytes("peak") <= bytes("planned") + bytes("planned") / 50, "{more:?}: {report}");
+    }
+}
+
+#[test]
+fn reads_through_the_page_cache_leave_little_of_a_root_in_it() {
+    let place = Place::new();
+    place.pack_twice();
+    let files = [place.experts("a"), place.experts("b")].concat();
+    let cached = || {
+        let output = Command::new("fincore").args(["-n", "-b", "-o", "RES"]).args(&files).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
+        text.lines().map(|line| line.trim().parse::<u64>().ok()).sum::<Option<u64>>()
+    };
+    for file in &files {
+        // What writing left there goes first: the advice of a copy of nothing is for the whole file.
+        let input = format!("if={}", file.display());
+        let _ = Command::new("dd").args([&input, "iflag=nocache", "count=0", "status=none"]).status();
+    }
+    let all: u64 = files.iter().map(|file| fs::metadata(file).expect("an expert").len()).sum();
+    let Some(before) = cached().filter(|before| before * 20 < all) else {
+        eprintln!("not checked: no `fincore` or no `dd iflag=nocache` here");
+        return;
+    };
+    place.logits(&["--experts", "a", "b", "--no-direct"]);
+    let after = cached().expect("it worked before");
+    assert!(after < before + all / 10, "{after} of {all} bytes are cached, {before} before");
 }

@@ -15,7 +15,9 @@ use serde::Serialize;
 
 use super::args::{self, Shown};
 use super::output;
-use crate::drives::{self, DriveOnPaper, Estimate, K3_EXPERT_BYTES, Model, Options, Report, Run};
+use crate::drives::{
+    self, DriveOnPaper, Estimate, JITTER, K3_EXPERT_BYTES, LATENCY_US, Model, Options, PRECISION, Report, Run,
+};
 use crate::error::{Error, Kind, Result};
 use crate::interrupt::Interrupt;
 use crate::report::whole_file::WholeFile;
@@ -28,12 +30,6 @@ const SECONDS: f64 = 60.0;
 const CACHE_SHARE: f64 = 0.04;
 /// Computing a token of K3, as published for an M5 Max.
 const K3_COMPUTE: Duration = Duration::from_millis(380);
-/// Deviation of a simulated drive's reads when `--jitter` does not say.
-const JITTER: f64 = 0.1;
-/// Guesses that come true when `--precision` does not say: of the demo model, half of whose next experts are guessed.
-const PRECISION: f64 = 0.936;
-/// Latency of a simulated drive when `--latency-us` does not say: that of a common NVMe drive.
-const LATENCY_US: f64 = 100.0;
 /// Tokens of context that the memory of an estimate has room for.
 const CONTEXT: usize = 4096;
 

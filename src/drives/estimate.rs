@@ -57,20 +57,28 @@ impl Model {
         memory: Option<u64>,
         context: usize,
     ) -> Result<(Self, Option<f64>)> {
-        let (Some(moe), Some(table)) = (&config.moe, &manifest.experts) else {
-            return Err(Error::model(format!("{name}: every layer is dense, so drives have no part in its speed")));
-        };
-        let model = Self {
-            name,
-            moe_layers: table.moe_layers.len(),
-            experts: table.num_experts,
-            top_k: moe.num_experts_per_token,
-            expert_bytes: manifest.expert_bytes(),
-        };
+        let model = Self::of_manifest(&name, config, manifest)?;
         let context = context.min(config.max_position_embeddings);
         let plan = memory.map(|memory| Engine::plan_elsewhere(config, manifest, context, memory)).transpose()?;
         let share = plan.map(|plan| plan.slots as f64 / (model.moe_layers * model.experts) as f64);
         Ok((model, share))
+    }
+
+    /// The model `name` of `manifest`.
+    ///
+    /// # Errors
+    /// Kind `Model` for one without routed experts.
+    pub(crate) fn of_manifest(name: &str, config: &ModelConfig, manifest: &Manifest) -> Result<Self> {
+        let (Some(moe), Some(table)) = (&config.moe, &manifest.experts) else {
+            return Err(Error::model(format!("{name}: every layer is dense, so drives have no part in its speed")));
+        };
+        Ok(Self {
+            name: name.to_owned(),
+            moe_layers: table.moe_layers.len(),
+            experts: table.num_experts,
+            top_k: moe.num_experts_per_token,
+            expert_bytes: manifest.expert_bytes(),
+        })
     }
 
     /// Bytes that a token reads when nothing is in memory.
@@ -97,6 +105,28 @@ pub struct Run {
     /// Recorded routing.
     pub trace: Option<PathBuf>,
 }
+
+impl Run {
+    /// Decoding `tokens` tokens, with `cache_share` of the experts in memory, as if computing took no time.
+    pub(crate) fn reads_alone(cache_share: f64, tokens: usize) -> Self {
+        Self {
+            cache_share,
+            compute: Duration::ZERO,
+            in_turn: false,
+            precision: PRECISION,
+            tokens: Some(tokens),
+            seed: 0,
+            trace: None,
+        }
+    }
+}
+
+/// Guesses that come true when nobody says: of the demo model, half of whose next experts are guessed.
+pub const PRECISION: f64 = 0.936;
+/// Latency of a drive when nobody says, in microseconds: that of a common NVMe drive.
+pub const LATENCY_US: f64 = 100.0;
+/// Deviation of a drive's reads when nobody says.
+pub const JITTER: f64 = 0.1;
 
 /// Tokens that are made up when nothing else is said.
 const TOKENS: usize = 200;
@@ -146,11 +176,31 @@ pub struct DriveOnPaper {
     pub stall_s: f64,
 }
 
+impl DriveOnPaper {
+    /// A common drive of this rate.
+    pub fn common(gb_per_s: f64) -> Self {
+        Self { gb_per_s, latency_us: LATENCY_US, jitter: JITTER, stall_share: 0.0, stall_s: 0.0 }
+    }
+}
+
 /// Simulates `run` of `model` on the first of `drives`, the first two, and so on.
 ///
 /// # Errors
 /// Kind `Io` and `Usage` for a trace that is no good.
 pub fn estimate(model: &Model, drives: &[DriveOnPaper], run: &Run) -> Result<Estimate> {
+    estimate_from(1, model, drives, run)
+}
+
+/// As [`estimate`], on all of `drives` alone: a ladder of one.
+///
+/// # Errors
+/// As [`estimate`].
+pub(crate) fn estimate_together(model: &Model, drives: &[DriveOnPaper], run: &Run) -> Result<Estimate> {
+    estimate_from(drives.len(), model, drives, run)
+}
+
+/// As [`estimate`], on so many drives at least.
+fn estimate_from(least: usize, model: &Model, drives: &[DriveOnPaper], run: &Run) -> Result<Estimate> {
     let mut routing = match &run.trace {
         Some(path) => Routing::recorded(path, model)?,
         None => Routing::made_up(model, run.seed),
@@ -187,7 +237,7 @@ pub fn estimate(model: &Model, drives: &[DriveOnPaper], run: &Run) -> Result<Est
             dies_at: None,
         })
         .collect();
-    let ladder = simulate::ladder(&on_paper, &simulated, &mut |token| routing.token(token));
+    let ladder = simulate::ladder_from(least, &on_paper, &simulated, &mut |token| routing.token(token));
     Ok(Estimate {
         model: model.clone(),
         cache_share,

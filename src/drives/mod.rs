@@ -14,7 +14,8 @@ mod test_file;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use estimate::{DriveOnPaper, Estimate, Model, Run, estimate};
+pub(crate) use estimate::estimate_together;
+pub use estimate::{DriveOnPaper, Estimate, JITTER, LATENCY_US, Model, PRECISION, Run, estimate};
 pub use measure::measure;
 pub use report::{Drive, Rate, Report, Rung, Share, Together};
 pub use target::{Source, SourceKind};

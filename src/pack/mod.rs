@@ -216,13 +216,16 @@ fn read_lists(roots: &[Root], source: &Source) -> Result<Vec<Option<List>>> {
 /// Writes down what each root is to get, and removes what an earlier plan or a killed process left there.
 fn begin(roots: &[Root], lists: Vec<Option<List>>, plan: &Plan, source: &Source) -> Result<Ledger> {
     let mut ledger = Vec::with_capacity(roots.len());
-    for ((root, list), RootPlan { share, .. }) in roots.iter().zip(lists).zip(&plan.roots) {
+    for ((root, list), RootPlan { share, rate, .. }) in roots.iter().zip(lists).zip(&plan.roots) {
         let ours = list.is_some();
-        let list = match list {
+        let mut list = match list {
             Some(list) if list.share == *share => list,
-            Some(list) => List { share: share.clone(), experts: list.experts },
+            Some(list) => List { share: share.clone(), ..list },
             None => List::new(share.clone()),
         };
+        if *rate > 0.0 {
+            list.gb_per_s = Some(*rate);
+        }
         if !list.is_written(&root.dir, source) {
             list.write(&root.dir, source)?;
         }

@@ -31,6 +31,8 @@ pub struct PackedRoot {
     pub file_bytes: u64,
     /// Offset of each part in its file, in the order of [`crate::checkpoint::ExpertFormat::parts`].
     pub part_offsets: Vec<u64>,
+    /// GB/s that its drive gave, or was said to give, when it was packed.
+    pub gb_per_s: Option<f64>,
     /// Which experts are there, ascending.
     pub experts: Vec<PackedExpert>,
 }
@@ -79,7 +81,7 @@ impl PackedRoot {
         };
         let experts = list.experts.iter().map(|(id, checksum)| PackedExpert { id: *id, checksum: *checksum }).collect();
         let Layout { file_bytes, part_offsets } = source.layout.clone();
-        Ok(Self { dir: dir.to_owned(), file_bytes, part_offsets, experts })
+        Ok(Self { dir: dir.to_owned(), file_bytes, part_offsets, gb_per_s: list.gb_per_s, experts })
     }
 
     /// Where the file of `id` is.

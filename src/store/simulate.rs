@@ -115,7 +115,17 @@ pub fn ladder(
     run: &SimulatedRun,
     routing: &mut dyn FnMut(usize) -> Vec<u16>,
 ) -> Vec<SimulatedFigures> {
-    (1..=drives.len()).map(|count| simulate(&drives[..count], run, routing)).collect()
+    ladder_from(1, drives, run, routing)
+}
+
+/// As [`ladder`], with so many drives at least.
+pub(crate) fn ladder_from(
+    least: usize,
+    drives: &[SimulatedDrive],
+    run: &SimulatedRun,
+    routing: &mut dyn FnMut(usize) -> Vec<u16>,
+) -> Vec<SimulatedFigures> {
+    (least..=drives.len()).map(|count| simulate(&drives[..count], run, routing)).collect()
 }
 
 /// Runs the step loop.

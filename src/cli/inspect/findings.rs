@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::copies::{self, Copies};
+use super::speed::Speed;
 use crate::checkpoint::{ExpertFormat, Manifest};
 use crate::config::{AttentionKind, Family, FeedForwardKind, ModelConfig};
 use crate::device::mounts;
@@ -52,6 +53,7 @@ pub(super) struct Findings {
     pub context: usize,
     pub step: Option<usize>,
     pub memory: Option<Plan>,
+    pub speed: Option<Speed>,
     pub problems: Vec<String>,
 }
 
@@ -166,6 +168,7 @@ impl Findings {
             }
             None => None,
         };
+        let speed = Speed::of(options, &config, &manifest, &roots, plan.as_ref());
         let findings = Self {
             directory: options.model.display().to_string(),
             family: match config.family {
@@ -196,6 +199,7 @@ impl Findings {
             context: options.context,
             step,
             memory: plan,
+            speed,
             problems: obstacles.iter().map(|error| error.message().to_owned()).collect(),
         };
         Ok((findings, obstacles))

@@ -3,6 +3,7 @@
 mod copies;
 mod findings;
 mod show;
+mod speed;
 
 use std::path::PathBuf;
 

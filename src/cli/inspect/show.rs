@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use super::copies::Copies;
 use super::findings::{Drive, Findings, Shard};
+use super::speed::Speed;
 use crate::pack::verify::Verified;
 use crate::plan::gib;
 
@@ -39,6 +40,7 @@ pub(super) fn text(findings: &Findings, all: bool) -> String {
         Some(plan) => table.block("memory plan", &plan.to_string()),
         None => table.row("memory plan", "does not fit"),
     }
+    findings.speed.iter().for_each(|found| speed(&mut table, found));
     findings.problems.iter().for_each(|problem| table.row("problem", problem));
     table.0
 }
@@ -125,6 +127,18 @@ fn verified(table: &mut Table, found: &Verified) {
     let rate = found.bytes as f64 / 1e9 / found.seconds.max(1e-9);
     table.row("read", format!("{} in {:.1} s, {rate:.2} GB/s", gib(found.bytes), found.seconds));
     table.row("", format!("{} copies of experts; {} damaged places", grouped(found.copies), grouped(found.damaged)));
+}
+
+fn speed(table: &mut Table, found: &Speed) {
+    let Some((estimate, all)) = found.estimate.as_ref().and_then(|found| Some((found, found.ladder.last()?))) else {
+        table.row("tokens/s", format!("not known before the drives are: `{}` measures them", found.measure));
+        return;
+    };
+    let rates: Vec<String> = estimate.drives.iter().map(|drive| format!("{}", drive.gb_per_s)).collect();
+    table.row("tokens/s", format!("{:.2} at most, from drives of {} GB/s", all.tokens_per_s, rates.join(" and ")));
+    let (share, read) = (100.0 * estimate.cache_share, all.bytes_per_token / 1e9);
+    table.row("", format!("simulated, with {share:.1}% of the experts in memory: {read:.2} GB read for a token"));
+    table.row("", format!("the rates are from packing; `{}` measures them", found.measure));
 }
 
 /// `1234567` as `1,234,567`.

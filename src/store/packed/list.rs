@@ -2,8 +2,8 @@
 //!
 //! Little-endian, inside a sealed file: fingerprint u128; format, parts, 0, 0 (u8 each); file bytes u64; part offsets and
 //! part bytes u64 each; experts a layer u32; number of layers u32; those layers u16 each; plan u64; this root's number,
-//! the number of roots, and of replicas u16 each; length u32 and bytes of the source's name; planned experts u32, then layer and
-//! expert u16 each; finished experts u32, then layer and expert u16, checksum u64 each. Both ascending.
+//! the number of roots, and of replicas u16 each; rate of the drive in 10⁶ bytes a second u32, 0 where it is not known;
+//! length u32 and bytes of the source's name; planned experts u32, then layer and expert u16 each; finished experts u32, then layer and expert u16, checksum u64 each. Both ascending.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,7 +19,7 @@ pub(crate) const LIST_FILE: &str = "experts.list";
 /// File name of its copy. With the list go the checksums, and experts that have left the shards would be lost with it.
 pub(crate) const COPY_FILE: &str = "experts.list.copy";
 
-const MAGIC: Magic = *b"DFPACK_\x01";
+const MAGIC: Magic = *b"DFPACK_\x02";
 /// Bytes of the source's name that are kept.
 const NAME_BYTES_MAX: usize = 4096;
 
@@ -52,9 +52,11 @@ pub(crate) struct Share {
 }
 
 /// What a root's list says.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct List {
     pub share: Share,
+    /// GB/s that the drive gave, or was said to give, when the root was packed.
+    pub gb_per_s: Option<f64>,
     /// Checksum by expert.
     pub experts: BTreeMap<ExpertId, u64>,
 }
@@ -109,7 +111,7 @@ impl Source {
 impl List {
     /// Nothing is there yet.
     pub(crate) fn new(share: Share) -> Self {
-        Self { share, experts: BTreeMap::new() }
+        Self { share, gb_per_s: None, experts: BTreeMap::new() }
     }
 
     /// The list in `dir`; `None` where there is none.
@@ -165,13 +167,15 @@ impl List {
     }
 
     fn payload(&self, source: &Source) -> Vec<u8> {
-        let Self { share, experts } = self;
+        let Self { share, gb_per_s, experts } = self;
         let mut bytes = source.fingerprint.0.to_le_bytes().to_vec();
         bytes.extend(source.facts());
         bytes.extend_from_slice(&share.plan.to_le_bytes());
         bytes.extend_from_slice(&share.number.to_le_bytes());
         bytes.extend_from_slice(&share.roots.to_le_bytes());
         bytes.extend_from_slice(&share.replicas.to_le_bytes());
+        let rate = gb_per_s.map_or(0.0, |rate| (rate * 1e3).round().max(1.0)) as u32;
+        bytes.extend_from_slice(&rate.to_le_bytes());
         let name = &source.name.as_bytes()[..source.name.len().min(NAME_BYTES_MAX)];
         bytes.extend_from_slice(&(name.len() as u32).to_le_bytes());
         bytes.extend_from_slice(name);
@@ -236,7 +240,7 @@ impl<'p> Fields<'p> {
         self.bytes(8 + parts * 16 + 4)?;
         let layers = self.u32()? as usize;
         self.bytes(layers.checked_mul(2)?)?;
-        self.bytes(14)?;
+        self.bytes(18)?;
         self.name()
     }
 
@@ -247,6 +251,7 @@ impl<'p> Fields<'p> {
             return None;
         }
         let (plan, number, roots, replicas) = (self.u64()?, self.u16()?, self.u16()?, self.u16()?);
+        let rate = self.u32()?;
         self.name()?;
         let mut share = Share { plan, number, roots, replicas, experts: Vec::new() };
         for _ in 0..self.u32()? {
@@ -257,6 +262,7 @@ impl<'p> Fields<'p> {
             share.experts.push(id);
         }
         let mut list = List::new(share);
+        list.gb_per_s = (rate > 0).then(|| f64::from(rate) / 1e3);
         for _ in 0..self.u32()? {
             let id = self.id()?;
             if !source.has(id) || list.experts.last_key_value().is_some_and(|(last, _)| *last >= id) {
@@ -291,6 +297,7 @@ mod tests {
     fn list() -> List {
         let experts = vec![id(1, 0), id(1, 3), id(5, 7)];
         let mut list = List::new(Share { plan: 77, number: 1, roots: 2, replicas: 1, experts });
+        list.gb_per_s = Some(7.1);
         list.experts.extend([(id(1, 0), 5), (id(5, 7), u64::MAX)]);
         list
     }
@@ -301,7 +308,7 @@ mod tests {
         assert!(List::read(dir.path(), &source(1, 8)).unwrap().is_none());
         list().write(dir.path(), &source(1, 8)).unwrap();
         let read = List::read(dir.path(), &source(1, 8)).unwrap().unwrap();
-        assert_eq!((read.share, read.experts), (list().share, list().experts));
+        assert_eq!((read.share, read.gb_per_s, read.experts), (list().share, Some(7.1), list().experts));
     }
 
     #[test]

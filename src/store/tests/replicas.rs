@@ -45,6 +45,7 @@ impl Spread {
                 dir: dir.path().to_path_buf(),
                 file_bytes,
                 part_offsets: part_offsets.clone(),
+                gb_per_s: None,
                 experts: Vec::new(),
             };
             for number in (0..2 * EXPERTS).filter(|number| holds(*number)) {
