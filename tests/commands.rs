@@ -212,6 +212,9 @@ fn input_that_is_no_text_is_refused_with_its_place() {
     assert!(err.contains("standard input") && err.contains("offset 3"), "{err}");
     let err = refused(&["run", "-m", &demo(), "/nowhere/prompt.txt"], b"", 2);
     assert!(err.contains("/nowhere/prompt.txt") && err.contains("give a prompt with -p"), "{err}");
+    let prompt = fixture("Cargo.toml");
+    let err = refused(&["run", "-m", &demo(), "--experts", "a", prompt.to_str().expect("plain")], b"", 2);
+    assert!(err.contains("Cargo.toml: a file") && err.contains("after `--`"), "{err}");
     let err = refused(&["run", "-m", &demo(), "/tmp"], b"", 2);
     assert!(err.contains("is a directory"), "{err}");
 }

@@ -245,7 +245,7 @@ fn more_than_the_drive_holds_is_refused_before_anything_is_made() {
     let recipe = Recipe::new(Preset::K3.shape(), 0, false, Content::Seeded);
     let error = write(&dir, &recipe).expect_err("no room for 1.56 TB");
     assert_eq!(error.kind(), Kind::Io);
-    assert!(error.message().contains("bytes") && error.hint_text().is_some(), "{error}");
+    assert!(error.message().contains("GiB") && error.hint_text().is_some(), "{error}");
     assert!(!parent.path().join("deep").exists());
 }
 
